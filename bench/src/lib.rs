@@ -1,0 +1,1 @@
+//! Placeholder while the bench crate is written elsewhere.

@@ -1,0 +1,262 @@
+//! Changing the topology of a running engine: dispatchers and workers come and go, and every key keeps its order.
+//!
+//! A change takes all locks in index order, admits everything, moves the lanes whose home is elsewhere now, and publishes the new layout. A lane in
+//! flight follows when its turn has ended; until then a placeholder at its new home collects what comes for it (`lane/`, state
+//! `Arriving`). A submitter that chose by the old layout is told by the epoch and chooses again. The next change waits until all lanes of
+//! the one before have arrived. See `docs/design/ordering.md`, "Moving a lane".
+
+use std::{
+    hash::Hash,
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+use crate::{
+    builder::start,
+    dispatcher::Dispatcher,
+    engine::{Handle, Layout, Shared},
+    error::{BuildError, ChangeError, Problem},
+    flows::LockedMappings,
+    placement::{Among, ByHash, LooksAt},
+    sync::lock,
+    topology::{DispatcherSpec, WorkerSpec, names, shape_problems},
+    worker::Seat,
+};
+
+/// How long a change waits for lanes that an earlier one moved. They arrive when a handler returns.
+const ARRIVAL: Duration = Duration::from_secs(30);
+
+impl<K, M> Handle<K, M>
+where
+    K: Hash + Clone + Send + Sync + 'static,
+    M: Send + 'static,
+{
+    /// Adds a dispatcher, served by these workers, which exist already. Lanes that belong there by the placement move to it, in order.
+    pub fn add_dispatcher(&self, name: &str, served_by: &[&str]) -> Result<(), ChangeError> {
+        self.shared.change(|plan| {
+            for worker in served_by {
+                let row = plan.row(worker)?;
+                row.push(name.to_owned());
+            }
+            plan.dispatchers.push(name.to_owned());
+            Ok(())
+        })
+    }
+
+    /// Removes a dispatcher. Its lanes move to where the placement puts them now, in order. Workers that served only this one go.
+    pub fn remove_dispatcher(&self, name: &str) -> Result<(), ChangeError> {
+        self.shared.change(|plan| {
+            let place = plan.dispatchers.iter().position(|known| known == name);
+            let place = place.ok_or_else(|| plan.unknown("dispatcher", name))?;
+            plan.dispatchers.remove(place);
+            plan.rows.iter_mut().for_each(|(_, row)| row.retain(|served| served != name));
+            plan.rows.retain(|(_, row)| !row.is_empty());
+            Ok(())
+        })
+    }
+
+    /// Adds a worker that serves these dispatchers.
+    pub fn add_worker(&self, name: &str, serves: &[&str]) -> Result<(), ChangeError> {
+        self.shared.change(|plan| {
+            plan.rows.push((name.to_owned(), serves.iter().map(|served| served.to_string()).collect()));
+            Ok(())
+        })
+    }
+
+    /// Removes a worker. It ends the turn that it has in its hands.
+    pub fn remove_worker(&self, name: &str) -> Result<(), ChangeError> {
+        self.shared.change(|plan| {
+            plan.row(name)?;
+            plan.rows.retain(|(known, _)| known != name);
+            Ok(())
+        })
+    }
+
+    /// Gives a worker another row of dispatchers to serve.
+    pub fn reassign_worker(&self, name: &str, serves: &[&str]) -> Result<(), ChangeError> {
+        self.shared.change(|plan| {
+            *plan.row(name)? = serves.iter().map(|served| served.to_string()).collect();
+            Ok(())
+        })
+    }
+}
+
+/// The names that the next layout shall have.
+struct Plan {
+    dispatchers: Vec<String>,
+    rows: Vec<(String, Vec<String>)>,
+}
+
+impl Plan {
+    fn row(&mut self, worker: &str) -> Result<&mut Vec<String>, ChangeError> {
+        let unknown = self.unknown("worker", worker);
+        let row = self.rows.iter_mut().find(|(name, _)| name == worker);
+        row.map(|(_, row)| row).ok_or(unknown)
+    }
+
+    fn unknown(&self, what: &'static str, name: &str) -> ChangeError {
+        let known = match what {
+            "worker" => names(self.rows.iter().map(|(name, _)| name.as_str())),
+            _ => names(self.dispatchers.iter().map(String::as_str)),
+        };
+        ChangeError::Unknown { what, name: name.to_owned(), known }
+    }
+
+    fn check(&self) -> Result<(), ChangeError> {
+        let dispatchers: Vec<_> =
+            self.dispatchers.iter().map(|name| DispatcherSpec { name: name.clone(), pace: None }).collect();
+        let rows = self.rows.iter().cloned();
+        let workers: Vec<_> = rows.map(|(name, serves)| WorkerSpec { name, serves }).collect();
+        let mut problems = shape_problems(&dispatchers, &workers);
+        for (place, (name, _)) in self.rows.iter().enumerate() {
+            if self.rows[..place].iter().any(|(other, _)| other == name) {
+                problems.push(Problem::DuplicateName { name: name.clone() });
+            }
+        }
+        if problems.is_empty() { Ok(()) } else { Err(ChangeError::Invalid(BuildError { problems })) }
+    }
+}
+
+impl<K, M> Shared<K, M>
+where
+    K: Hash + Clone + Send + Sync + 'static,
+    M: Send + 'static,
+{
+    fn change(self: &Arc<Self>, edit: impl FnOnce(&mut Plan) -> Result<(), ChangeError>) -> Result<(), ChangeError> {
+        let _changes = lock(&self.changing);
+        if self.closed.load(Ordering::Acquire) {
+            return Err(ChangeError::Closed);
+        }
+        self.wait_for_arrivals()?;
+        let old = self.layout.load_full();
+        let mut plan = Plan {
+            dispatchers: old.dispatchers.iter().map(|dispatcher| dispatcher.name.clone()).collect(),
+            rows: old.seats.iter().map(|seat| (seat.name.clone(), row_names(seat))).collect(),
+        };
+        edit(&mut plan)?;
+        plan.check()?;
+        let (new, fresh) = self.lay_out(&old, &plan);
+        let new = Arc::new(new);
+        self.move_lanes(&old, &new);
+        self.reseat(&old, &new, &plan);
+        for seat in fresh {
+            start(self, &seat).map_err(|problem| ChangeError::Invalid(BuildError { problems: vec![problem] }))?;
+        }
+        Ok(())
+    }
+
+    fn wait_for_arrivals(&self) -> Result<(), ChangeError> {
+        let deadline = Instant::now() + ARRIVAL;
+        let arrived = || self.layout.load().dispatchers.iter().all(|dispatcher| dispatcher.arriving() == 0);
+        if self.wait_until(deadline, arrived) { Ok(()) } else { Err(ChangeError::StillMoving(ARRIVAL)) }
+    }
+
+    /// The next layout, and the seats in it that are new.
+    #[expect(clippy::type_complexity, reason = "a pair, used once")]
+    fn lay_out(&self, old: &Layout<K, M>, plan: &Plan) -> (Layout<K, M>, Vec<Arc<Seat<K, M>>>) {
+        let epoch = old.epoch + 1;
+        let make = |name: &String| Arc::new(Dispatcher::new(name.clone(), self.limits.clone(), None, epoch));
+        let keep = |name: &String| old.position(name).map(|place| old.dispatchers[place].clone());
+        let dispatchers: Vec<_> =
+            plan.dispatchers.iter().map(|name| keep(name).unwrap_or_else(|| make(name))).collect();
+        let mut next_number = old.seats.iter().map(|seat| seat.number + 1).max().unwrap_or(0);
+        let mut fresh = Vec::new();
+        let mut seats = Vec::with_capacity(plan.rows.len());
+        for (name, row) in &plan.rows {
+            let kept = old.seats.iter().find(|seat| seat.name == *name).cloned();
+            seats.push(kept.unwrap_or_else(|| {
+                let seat = Arc::new(Seat::new(next_number, name.clone(), serve(&dispatchers, row)));
+                next_number += 1;
+                fresh.push(seat.clone());
+                seat
+            }));
+        }
+        (Layout { epoch, dispatchers, seats }, fresh)
+    }
+
+    /// Under all locks: every lane to its home, then the new layout for all to see.
+    fn move_lanes(&self, old: &Layout<K, M>, new: &Arc<Layout<K, M>>) {
+        let mut mappings = self.mappings.as_ref().map(|mappings| mappings.lock_for_change());
+        if let Some(mappings) = &mut mappings {
+            self.rehome_mappings(mappings, old, new);
+        }
+        // Index order: the old ones first, then those that are new. Nobody else ever holds two.
+        let mut locked: Vec<_> = old.dispatchers.iter().map(|dispatcher| dispatcher.lock_for_change()).collect();
+        let added = new.dispatchers.iter().filter(|dispatcher| old.position(&dispatcher.name).is_none());
+        let mut added: Vec<_> = added.map(|dispatcher| (dispatcher.name.clone(), dispatcher.lock_for_change())).collect();
+        let mut parcels = Vec::new();
+        for (place, dispatcher) in old.dispatchers.iter().enumerate() {
+            let here = new.position(&dispatcher.name);
+            let mut home = |fingerprint: u64, key: Option<&K>| {
+                let mapped = mappings.as_ref().and_then(|mappings| mappings.find(fingerprint));
+                mapped.or_else(|| self.new_home(new, fingerprint, key)).or(here).unwrap_or(0)
+            };
+            parcels.extend(locked[place].move_out(new.epoch, here.unwrap_or(usize::MAX), &mut home));
+            if here.is_none() {
+                locked[place].retire();
+            }
+        }
+        for parcel in parcels {
+            let name = &new.dispatchers[parcel.to].name;
+            match added.iter_mut().find(|(known, _)| known == name) {
+                Some((_, dispatcher)) => dispatcher.receive(parcel, &self.clock),
+                None => {
+                    let place = old.position(name).expect("a dispatcher is old or added");
+                    locked[place].receive(parcel, &self.clock);
+                }
+            }
+        }
+        self.layout.store(new.clone());
+    }
+
+    /// Where the placement puts a lane in the new layout, as far as that can be told without its load.
+    fn new_home(&self, new: &Layout<K, M>, fingerprint: u64, key: Option<&K>) -> Option<usize> {
+        if self.by_hash {
+            return Some(ByHash::index(fingerprint, new.len()));
+        }
+        match self.looks_at {
+            LooksAt::Load => None,
+            // Lanes in flight know their keys under such a placement (`Shared::needs_keys`).
+            LooksAt::Fingerprint | LooksAt::Key => {
+                self.placement.place(key?, fingerprint, new).filter(|place| *place < new.len())
+            }
+        }
+    }
+
+    fn rehome_mappings(&self, mappings: &mut LockedMappings<'_>, old: &Layout<K, M>, new: &Layout<K, M>) {
+        let stays: Vec<Option<usize>> =
+            old.dispatchers.iter().map(|dispatcher| new.position(&dispatcher.name)).collect();
+        // A key whose dispatcher goes is given one of the others, as evenly as its hash is.
+        let by_hash = |fingerprint| ByHash::index(fingerprint, new.len());
+        mappings.rehome(new.epoch, |fingerprint, place| match stays[place] {
+            Some(place) if !self.by_hash => Some(place),
+            _ => Some(by_hash(fingerprint)),
+        });
+        let counts = mappings.count_by_dispatcher(new.len());
+        for (dispatcher, count) in new.dispatchers.iter().zip(counts) {
+            dispatcher.mappings.store(count, Ordering::Relaxed);
+        }
+    }
+
+    /// Tells the workers their rows, and those that are not needed that they may go. All look up.
+    fn reseat(&self, old: &Layout<K, M>, new: &Layout<K, M>, plan: &Plan) {
+        for seat in &old.seats {
+            match plan.rows.iter().find(|(name, _)| *name == seat.name) {
+                Some((_, row)) => seat.assign(serve(&new.dispatchers, row)),
+                None => seat.dismissed.store(true, Ordering::Release),
+            }
+        }
+        for dispatcher in old.dispatchers.iter().chain(&new.dispatchers) {
+            dispatcher.wake_all();
+        }
+    }
+}
+
+fn row_names<K, M>(seat: &Seat<K, M>) -> Vec<String> {
+    seat.serves().iter().map(|dispatcher| dispatcher.name.clone()).collect()
+}
+
+fn serve<K, M>(dispatchers: &[Arc<Dispatcher<K, M>>], row: &[String]) -> Vec<Arc<Dispatcher<K, M>>> {
+    let find = |name: &String| dispatchers.iter().find(|dispatcher| dispatcher.name == *name).cloned();
+    row.iter().filter_map(find).collect()
+}

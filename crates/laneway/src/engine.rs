@@ -1,0 +1,799 @@
+//! The engine: wires the rooms together, takes submissions, and answers its operators.
+//!
+//! A submission goes through `Shared::submit`: hash the key, take a place in the engine's bound, place it (`placement.rs`, `flows.rs`), offer it to
+//! its dispatcher (`dispatcher.rs`), and, where that is full, do what the bound's policy says (`admission.rs`).
+
+use std::{
+    collections::VecDeque,
+    hash::{BuildHasher, Hash},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::Waker,
+    time::{Duration, Instant},
+};
+
+use arc_swap::ArcSwap;
+
+use crate::{
+    admission::{
+        Admission, Appetite, BatchReport, Bound, Cancel, Dropped, EngineBound, Evicted, Offer, Overflow, Room,
+    },
+    clock::Clock,
+    dispatcher::Dispatcher,
+    error::{Refusal, Refused},
+    explain::Explanation,
+    flows::{Mappings, Placed, Placing},
+    handler::{Failure, OnFail, report_failure},
+    lane::{ByFingerprint, Parcel},
+    message::{Arrival, Item, Message},
+    outcome::RetryPolicy,
+    placement::{Among, ByHash, LooksAt, Placement},
+    shutdown::ShutdownReport,
+    stats::{Account, Snapshot},
+    sync::{Mutex, lock},
+    worker::{Backoff, Inside, Seat, WaitStrategy},
+};
+
+pub use crate::builder::Builder;
+
+/// What is called with a message that was dropped.
+pub(crate) type OnDrop<K, M> = Box<dyn Fn(Message<K, M>, Dropped) + Send + Sync>;
+
+/// What does not change while the engine runs.
+pub(crate) struct Settings<K, M> {
+    pub(crate) batch_max: usize,
+    pub(crate) retry: RetryPolicy,
+    pub(crate) wait: WaitStrategy,
+    pub(crate) backoff: Backoff,
+    pub(crate) shutdown_grace: Duration,
+    pub(crate) on_drop: Option<OnDrop<K, M>>,
+    pub(crate) on_fail: Option<OnFail<K, M>>,
+    pub(crate) engine_overflow: Overflow,
+}
+
+/// The topology as it is now. Replaced as a whole.
+pub(crate) struct Layout<K, M> {
+    pub(crate) epoch: u64,
+    pub(crate) dispatchers: Vec<Arc<Dispatcher<K, M>>>,
+    pub(crate) seats: Vec<Arc<Seat<K, M>>>,
+}
+
+impl<K, M> Layout<K, M> {
+    pub(crate) fn position(&self, name: &str) -> Option<usize> {
+        self.dispatchers.iter().position(|dispatcher| dispatcher.name == name)
+    }
+}
+
+impl<K, M> Among for Layout<K, M> {
+    fn len(&self) -> usize {
+        self.dispatchers.len()
+    }
+    fn outstanding(&self, dispatcher: usize) -> u64 {
+        self.dispatchers[dispatcher].load()
+    }
+    fn mappings(&self, dispatcher: usize) -> usize {
+        self.dispatchers[dispatcher].mappings.load(Ordering::Relaxed)
+    }
+    fn named(&self, name: &str) -> Option<usize> {
+        self.position(name)
+    }
+}
+
+/// What the engine, its handles and its workers share.
+pub(crate) struct Shared<K, M> {
+    pub(crate) clock: Clock,
+    hasher: foldhash::quality::RandomState,
+    pub(crate) settings: Settings<K, M>,
+    pub(crate) layout: ArcSwap<Layout<K, M>>,
+    pub(crate) placement: Box<dyn Placement<K>>,
+    /// What the placement looks at, asked once.
+    pub(crate) looks_at: LooksAt,
+    /// Whether that is plain hash placement.
+    pub(crate) by_hash: bool,
+    /// Whether it is, and nothing has to be remembered, so that a submission needs no dynamic call.
+    direct: bool,
+    pub(crate) mappings: Option<Mappings>,
+    pub(crate) engine_bound: Option<EngineBound>,
+    appetite: Appetite,
+    /// Whether a lane in flight must know its key, so that it can be placed again.
+    pub(crate) needs_keys: bool,
+    pub(crate) closed: AtomicBool,
+    /// Turns shall end after the message that they are handling.
+    pub(crate) give_way: AtomicBool,
+    /// Where those wait who want to know that the engine is quiet, or that workers have gone.
+    pub(crate) quiet: Arc<Room>,
+    /// Held while the topology is changed, or the engine shut down.
+    pub(crate) changing: Mutex<()>,
+    /// Starts a worker for a seat.
+    pub(crate) spawn: crate::builder::Spawn<K, M>,
+    /// How a dispatcher that is added later is bounded.
+    pub(crate) limits: crate::dispatcher::Limits,
+}
+
+/// How long a submitter is ready to wait.
+pub(crate) enum Patience<'a> {
+    /// Not at all.
+    None,
+    /// As the bound's policy says.
+    Policy,
+    /// As the policy says, unless cancelled.
+    Cancellable(&'a Cancel),
+}
+
+/// A message that could not be taken in, and where.
+struct Blocked<'a, K, M> {
+    arrival: Arrival<K, M>,
+    bound: Bound,
+    dispatcher: &'a Dispatcher<K, M>,
+}
+
+/// What one attempt to submit came to.
+enum Attempt<K, M> {
+    Ended(Result<Admission, Refused<K, M>>),
+    /// No room: the message, the bound, and the dispatcher it would go to.
+    Full(Arrival<K, M>, Bound, Arc<Dispatcher<K, M>>),
+}
+
+impl<K, M> Shared<K, M> {
+    #[expect(clippy::too_many_arguments, reason = "called once, by the builder")]
+    pub(crate) fn new(
+        clock: Clock,
+        settings: Settings<K, M>,
+        layout: Layout<K, M>,
+        placement: Box<dyn Placement<K>>,
+        by_hash: bool,
+        mappings: Option<Mappings>,
+        engine_bound: Option<EngineBound>,
+        limits: crate::dispatcher::Limits,
+        spawn: crate::builder::Spawn<K, M>,
+        hasher: foldhash::quality::RandomState,
+    ) -> Self {
+        let looks_at = placement.looks_at();
+        Shared {
+            clock,
+            hasher,
+            settings,
+            layout: ArcSwap::from_pointee(layout),
+            placement,
+            looks_at,
+            by_hash,
+            direct: by_hash && mappings.is_none(),
+            needs_keys: !by_hash && looks_at != LooksAt::Load,
+            mappings,
+            engine_bound,
+            appetite: Appetite::new(),
+            closed: AtomicBool::new(false),
+            give_way: AtomicBool::new(false),
+            quiet: Arc::new(Room::new()),
+            changing: Mutex::new(()),
+            spawn,
+            limits,
+        }
+    }
+
+    /// What tells this engine from others.
+    pub(crate) fn address(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    /// These many messages of a key have left.
+    pub(crate) fn released(&self, fingerprint: u64, messages: u64) {
+        if messages == 0 {
+            return;
+        }
+        if let Some(mappings) = &self.mappings {
+            mappings.release(fingerprint, messages as u32, |dispatcher| self.unmapped(dispatcher));
+        }
+        if let Some(bound) = &self.engine_bound {
+            bound.release(messages);
+        }
+    }
+
+    fn unmapped(&self, dispatcher: usize) {
+        if let Some(dispatcher) = self.layout.load().dispatchers.get(dispatcher) {
+            dispatcher.mappings.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Brings a lane whose turn has ended to the dispatcher that it was moved to.
+    pub(crate) fn deliver(&self, parcel: Parcel<K, M>) {
+        let to = parcel.to;
+        self.layout.load().dispatchers[to].receive(parcel, &self.clock);
+        self.quiet.made_last();
+    }
+}
+
+impl<K: Hash, M> Shared<K, M> {
+    pub(crate) fn fingerprint(&self, key: &K) -> u64 {
+        self.hasher.hash_one(key)
+    }
+
+    /// The dispatcher of a key, for an operator: where it is mapped, or would be placed.
+    fn home(&self, layout: &Layout<K, M>, key: &K, fingerprint: u64) -> Option<usize> {
+        let mapped = self.mappings.as_ref().and_then(|mappings| mappings.find(fingerprint));
+        mapped.or_else(|| self.placement.place(key, fingerprint, layout))
+    }
+
+    // ── submission ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    pub(crate) fn submit(&self, message: Message<K, M>, patience: Patience<'_>) -> Result<Admission, Refused<K, M>> {
+        let mut arrival = self.arrive(message);
+        let mut patient_since = None;
+        loop {
+            if let Patience::Cancellable(cancel) = &patience
+                && cancel.is_cancelled()
+            {
+                return self.refuse(arrival, Refusal::Cancelled, None);
+            }
+            let (full, bound, dispatcher) = match self.attempt(arrival) {
+                Attempt::Ended(result) => return result,
+                Attempt::Full(arrival, bound, dispatcher) => (arrival, bound, dispatcher),
+            };
+            let since = *patient_since.get_or_insert_with(Instant::now);
+            let blocked = Blocked { arrival: full, bound, dispatcher: &dispatcher };
+            arrival = match self.wait_for_room(blocked, &patience, since) {
+                Ok(arrival) => arrival,
+                Err(result) => return result,
+            };
+        }
+    }
+
+    pub(crate) fn arrive(&self, message: Message<K, M>) -> Arrival<K, M> {
+        let fingerprint = self.fingerprint(&message.key);
+        Arrival { fingerprint, item: Item { message, accepted_at: 0 } }
+    }
+
+    /// One attempt, without waiting. All policies but blocking are dealt with here.
+    fn attempt(&self, mut arrival: Arrival<K, M>) -> Attempt<K, M> {
+        loop {
+            let layout = self.layout.load();
+            if self.closed.load(Ordering::Acquire) {
+                return Attempt::Ended(self.refuse(arrival, Refusal::Closed, None));
+            }
+            let (place, placed) = match self.place(&layout, &arrival) {
+                Placing::At(place, placed) => (place, placed),
+                Placing::Stale => continue,
+                Placing::Nowhere => return Attempt::Ended(self.refuse(arrival, Refusal::NoSuchDispatcher, None)),
+            };
+            let dispatcher = &layout.dispatchers[place];
+            let fingerprint = arrival.fingerprint;
+            let refused = match self.offer(&layout, dispatcher, arrival) {
+                Offer::Accepted { wake, evicted } => {
+                    if let Some(sleeper) = wake {
+                        sleeper.wake();
+                    }
+                    if let Some(evicted) = evicted {
+                        self.evicted(evicted);
+                    }
+                    return Attempt::Ended(Ok(Admission::Accepted));
+                }
+                refused => refused,
+            };
+            self.undo(fingerprint, placed);
+            match refused {
+                Offer::Accepted { .. } => unreachable!("dealt with above"),
+                Offer::Moved(moved) => arrival = moved,
+                Offer::Closed(arrival) => {
+                    return Attempt::Ended(self.refuse(arrival, Refusal::Closed, Some(dispatcher)));
+                }
+                Offer::Full(arrival, bound) => return self.full(arrival, bound, dispatcher),
+            }
+        }
+    }
+
+    /// Chooses the dispatcher, and counts the message against its mapping where there are mappings.
+    fn place(&self, layout: &Layout<K, M>, arrival: &Arrival<K, M>) -> Placing {
+        let fingerprint = arrival.fingerprint;
+        if self.direct {
+            return Placing::At(ByHash::index(fingerprint, layout.dispatchers.len()), None);
+        }
+        let message = &arrival.item.message;
+        let choose = || self.placement.place(&message.key, fingerprint, layout).filter(|place| *place < layout.len());
+        let Some(mappings) = &self.mappings else {
+            return choose().map_or(Placing::Nowhere, |place| Placing::At(place, None));
+        };
+        let now = self.clock.now();
+        mappings.expire_some(fingerprint, now, |dispatcher| self.unmapped(dispatcher));
+        let mapped = |dispatcher: usize| {
+            layout.dispatchers[dispatcher].mappings.fetch_add(1, Ordering::Relaxed);
+        };
+        mappings.place(fingerprint, message.kind, layout.epoch, now, choose, mapped)
+    }
+
+    fn undo(&self, fingerprint: u64, placed: Option<Placed>) {
+        if let (Some(mappings), Some(placed)) = (&self.mappings, placed) {
+            mappings.undo(fingerprint, placed, |dispatcher| self.unmapped(dispatcher));
+        }
+    }
+
+    /// Offers a message within the engine's bound, where there is one.
+    fn offer(&self, layout: &Layout<K, M>, dispatcher: &Dispatcher<K, M>, arrival: Arrival<K, M>) -> Offer<K, M> {
+        let Some(bound) = &self.engine_bound else {
+            return dispatcher.offer(arrival, layout.epoch, &self.clock);
+        };
+        if !bound.reserve(arrival.item.message.kind) {
+            if self.settings.engine_overflow != Overflow::DropOldest {
+                return Offer::Full(arrival, Bound::Engine);
+            }
+            // The evicted message's place is the new one's.
+            return dispatcher.offer_looking(arrival, layout.epoch, Some(Bound::Engine), &self.clock);
+        }
+        let offer = dispatcher.offer(arrival, layout.epoch, &self.clock);
+        match &offer {
+            Offer::Accepted { evicted: None, .. } => {}
+            _ => bound.release(1),
+        }
+        offer
+    }
+
+    /// A full bound: what its policy says, as far as that does not mean to wait.
+    fn full(&self, arrival: Arrival<K, M>, bound: Bound, dispatcher: &Arc<Dispatcher<K, M>>) -> Attempt<K, M> {
+        let kind = arrival.item.message.kind;
+        match self.policy(bound, dispatcher) {
+            Overflow::Block | Overflow::BlockFor(_) => Attempt::Full(arrival, bound, dispatcher.clone()),
+            Overflow::DropNewest if !kind.is_control() => {
+                let dropped = Dropped { bound, policy: Overflow::DropNewest, kind };
+                dispatcher.count_dropped(dropped);
+                self.drop_message(arrival.item.message, dropped);
+                Attempt::Ended(Ok(Admission::Dropped))
+            }
+            _ => Attempt::Ended(self.refuse(arrival, Refusal::Full(bound), Some(dispatcher))),
+        }
+    }
+
+    fn policy(&self, bound: Bound, dispatcher: &Dispatcher<K, M>) -> Overflow {
+        match bound {
+            Bound::Engine => self.settings.engine_overflow,
+            bound => dispatcher.limits.at(bound),
+        }
+    }
+
+    /// Waits for room as the policy and the submitter's patience allow. The message comes back for another attempt.
+    fn wait_for_room(
+        &self,
+        blocked: Blocked<'_, K, M>,
+        patience: &Patience<'_>,
+        since: Instant,
+    ) -> Result<Arrival<K, M>, Result<Admission, Refused<K, M>>> {
+        let Blocked { arrival, bound, dispatcher } = blocked;
+        let refuse = |arrival, reason| Err(self.refuse(arrival, reason, Some(dispatcher)));
+        if matches!(patience, Patience::None) {
+            return refuse(arrival, Refusal::Full(bound));
+        }
+        if Inside::is(self.address()) {
+            return refuse(arrival, Refusal::FromHandler(bound));
+        }
+        let limit = match self.policy(bound, dispatcher) {
+            Overflow::BlockFor(limit) => Some(limit.saturating_sub(since.elapsed())),
+            _ => None,
+        };
+        if limit == Some(Duration::ZERO) {
+            return refuse(arrival, Refusal::TimedOut(bound));
+        }
+        let room = self.room(bound, dispatcher);
+        if let Patience::Cancellable(cancel) = patience {
+            cancel.subscribe(&Waker::from(room.clone()));
+        }
+        let entered = room.enter(self.mark(bound, dispatcher));
+        // The look after the entry: what was released before it would not be announced.
+        match self.attempt(arrival) {
+            Attempt::Ended(result) => Err(result),
+            Attempt::Full(arrival, _, _) => {
+                let cancelled = matches!(patience, Patience::Cancellable(cancel) if cancel.is_cancelled());
+                if !cancelled {
+                    let began = Instant::now();
+                    entered.wait(limit);
+                    self.appetite.learn(began.elapsed(), dispatcher.limits.capacity / 8);
+                }
+                Ok(arrival)
+            }
+        }
+    }
+
+    fn room<'a>(&'a self, bound: Bound, dispatcher: &'a Dispatcher<K, M>) -> &'a Arc<Room> {
+        match (bound, &self.engine_bound) {
+            (Bound::Engine, Some(engine)) => &engine.room,
+            _ => &dispatcher.room,
+        }
+    }
+
+    /// How much has to be released before it is worth waking a submitter.
+    fn mark(&self, bound: Bound, dispatcher: &Dispatcher<K, M>) -> u64 {
+        match (bound, &self.engine_bound) {
+            (Bound::Engine, Some(engine)) => engine.released() + 1,
+            (Bound::Dispatcher, _) => dispatcher.released() + self.appetite.places(),
+            // Any message that leaves may be the one that makes room in this lane.
+            _ => 0,
+        }
+    }
+
+    fn refuse(
+        &self,
+        arrival: Arrival<K, M>,
+        reason: Refusal,
+        dispatcher: Option<&Dispatcher<K, M>>,
+    ) -> Result<Admission, Refused<K, M>> {
+        match dispatcher {
+            Some(dispatcher) => dispatcher.count_refused(reason),
+            None => self.layout.load().dispatchers[0].count_refused(reason),
+        }
+        Err(Refused { message: arrival.item.message, reason })
+    }
+
+    /// A message that made room for another.
+    fn evicted(&self, evicted: Evicted<K, M>) {
+        let Evicted { fingerprint, message, bound } = evicted;
+        if let Some(mappings) = &self.mappings {
+            mappings.release(fingerprint, 1, |dispatcher| self.unmapped(dispatcher));
+        }
+        let kind = message.kind;
+        self.drop_message(message, Dropped { bound, policy: Overflow::DropOldest, kind });
+    }
+
+    fn drop_message(&self, message: Message<K, M>, dropped: Dropped) {
+        match &self.settings.on_drop {
+            Some(on_drop) => on_drop(message, dropped),
+            None => drop(message),
+        }
+    }
+
+    /// Many messages, one lock per dispatcher where nothing has to be looked at one by one.
+    pub(crate) fn submit_batch(&self, messages: impl Iterator<Item = Message<K, M>>) -> BatchReport<K, M> {
+        let mut report = BatchReport::default();
+        let mut refused = ByFingerprint::default();
+        let arrivals = messages.map(|message| self.arrive(message));
+        if !self.direct || self.engine_bound.is_some() {
+            for arrival in arrivals {
+                self.submit_next(arrival, &mut refused, &mut report);
+            }
+            return report;
+        }
+        let layout = self.layout.load_full();
+        let mut bins: Vec<VecDeque<Arrival<K, M>>> = layout.dispatchers.iter().map(|_| VecDeque::new()).collect();
+        for arrival in arrivals {
+            bins[ByHash::index(arrival.fingerprint, layout.dispatchers.len())].push_back(arrival);
+        }
+        for (dispatcher, mut bin) in layout.dispatchers.iter().zip(bins) {
+            let (taken, wake) = dispatcher.offer_batch(&mut bin, layout.epoch, &self.clock);
+            report.accepted += taken;
+            if let Some(sleeper) = wake {
+                sleeper.wake();
+            }
+            for arrival in bin {
+                self.submit_next(arrival, &mut refused, &mut report);
+            }
+        }
+        report
+    }
+
+    /// The next message of a batch. Once one of a key is refused, its successors are too.
+    fn submit_next(
+        &self,
+        arrival: Arrival<K, M>,
+        refused: &mut ByFingerprint<()>,
+        report: &mut BatchReport<K, M>,
+    ) {
+        let fingerprint = arrival.fingerprint;
+        let result = if refused.contains_key(&fingerprint) {
+            self.refuse(arrival, Refusal::AfterRefused, None)
+        } else {
+            self.submit(arrival.item.message, Patience::Policy)
+        };
+        match result {
+            Ok(Admission::Accepted) => report.accepted += 1,
+            Ok(Admission::Dropped) => report.dropped += 1,
+            Err(refusal) => {
+                refused.insert(fingerprint, ());
+                report.refused.push(refusal);
+            }
+        }
+    }
+
+    /// One poll of an async submission. The message stays in `arrival` until it is accepted or refused.
+    #[cfg(feature = "tokio")]
+    fn poll_submit(
+        &self,
+        arrival: &mut Option<Arrival<K, M>>,
+        waiting: &mut Option<Waiting>,
+        context: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Result<Admission, Refused<K, M>>> {
+        use std::task::Poll;
+        loop {
+            let taken = arrival.take().expect("polled after it was ready");
+            let (full, bound, dispatcher) = match self.attempt(taken) {
+                Attempt::Ended(result) => return Poll::Ready(result),
+                Attempt::Full(arrival, bound, dispatcher) => (arrival, bound, dispatcher),
+            };
+            if Inside::is(self.address()) {
+                return Poll::Ready(self.refuse(full, Refusal::FromHandler(bound), Some(&dispatcher)));
+            }
+            let limit = match self.policy(bound, &dispatcher) {
+                Overflow::BlockFor(limit) => Some(limit),
+                _ => None,
+            };
+            let state = waiting.get_or_insert_with(|| Waiting::new(limit));
+            if state.is_over(context) {
+                return Poll::Ready(self.refuse(full, Refusal::TimedOut(bound), Some(&dispatcher)));
+            }
+            let room = self.room(bound, &dispatcher);
+            let entered = room.enter(self.mark(bound, &dispatcher));
+            let announced = entered.wait_async(context.waker());
+            // The look after the entry, as above.
+            match self.attempt(full) {
+                Attempt::Ended(result) => return Poll::Ready(result),
+                Attempt::Full(full, ..) => *arrival = Some(full),
+            }
+            state.place = Some(entered);
+            if !announced {
+                return Poll::Pending;
+            }
+        }
+    }
+}
+
+/// What an async submission keeps while it waits: its place in the room, and its deadline.
+#[cfg(feature = "tokio")]
+struct Waiting {
+    place: Option<crate::admission::Entered>,
+    deadline: Option<std::pin::Pin<Box<tokio::time::Sleep>>>,
+}
+
+#[cfg(feature = "tokio")]
+impl Waiting {
+    fn new(limit: Option<Duration>) -> Self {
+        Waiting { place: None, deadline: limit.map(|limit| Box::pin(tokio::time::sleep(limit))) }
+    }
+
+    fn is_over(&mut self, context: &mut std::task::Context<'_>) -> bool {
+        let passed = |deadline: &mut std::pin::Pin<Box<tokio::time::Sleep>>| {
+            std::future::Future::poll(deadline.as_mut(), context).is_ready()
+        };
+        self.deadline.as_mut().is_some_and(passed)
+    }
+}
+
+/// Submits to an engine and operates it. Cheap to clone.
+pub struct Handle<K, M> {
+    pub(crate) shared: Arc<Shared<K, M>>,
+}
+
+impl<K, M> Clone for Handle<K, M> {
+    fn clone(&self) -> Self {
+        Handle { shared: self.shared.clone() }
+    }
+}
+
+impl<K, M> std::fmt::Debug for Handle<K, M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let layout = self.shared.layout.load();
+        f.debug_struct("Handle")
+            .field("dispatchers", &layout.dispatchers.len())
+            .field("workers", &layout.seats.len())
+            .finish()
+    }
+}
+
+impl<K: Hash, M> Handle<K, M> {
+    /// Submits a message: by the overflow policy of whatever bound it meets, this may wait.
+    pub fn submit(&self, message: impl Into<Message<K, M>>) -> Result<Admission, Refused<K, M>> {
+        self.shared.submit(message.into(), Patience::Policy)
+    }
+
+    /// The same without ever waiting: a full bound that would block refuses.
+    pub fn try_submit(&self, message: impl Into<Message<K, M>>) -> Result<Admission, Refused<K, M>> {
+        self.shared.submit(message.into(), Patience::None)
+    }
+
+    /// The same as [`submit`](Handle::submit), unless it is cancelled while it waits.
+    pub fn submit_unless(
+        &self,
+        message: impl Into<Message<K, M>>,
+        cancel: &Cancel,
+    ) -> Result<Admission, Refused<K, M>> {
+        self.shared.submit(message.into(), Patience::Cancellable(cancel))
+    }
+
+    /// Submits many messages in order, much faster than one by one. Refusal keeps order: once a message of a key is refused, so are all later
+    /// ones of that key in the batch.
+    pub fn submit_batch<T: Into<Message<K, M>>>(&self, messages: impl IntoIterator<Item = T>) -> BatchReport<K, M> {
+        self.shared.submit_batch(messages.into_iter().map(Into::into))
+    }
+
+    /// Submits from async code: where [`submit`](Handle::submit) would block the thread, this waits. Dropping the future gives up waiting.
+    #[cfg(feature = "tokio")]
+    pub async fn submit_async(&self, message: impl Into<Message<K, M>>) -> Result<Admission, Refused<K, M>> {
+        let (mut arrival, mut waiting) = (Some(self.shared.arrive(message.into())), None);
+        std::future::poll_fn(|context| self.shared.poll_submit(&mut arrival, &mut waiting, context)).await
+    }
+
+    /// Parks the lane of a key in front of its next message. False if nothing of it is outstanding.
+    pub fn park(&self, key: &K, why: &str) -> bool {
+        let now = self.shared.clock.now();
+        let parked = self.operate(key, |dispatcher, fingerprint| {
+            dispatcher.operate(|lanes, _, _| lanes.park(fingerprint, why, now))
+        });
+        self.shared.quiet.made_last();
+        parked.unwrap_or(false)
+    }
+
+    /// Lets a parked lane go on from its head, messages that were parked alone first; a lane in retry goes on at once. False if there was nothing to resume.
+    pub fn resume(&self, key: &K) -> bool {
+        let resume = |dispatcher: &Dispatcher<K, M>, fingerprint| {
+            dispatcher.operate(|lanes, _, _| lanes.resume(fingerprint))
+        };
+        self.operate(key, resume).unwrap_or(false)
+    }
+
+    /// Gives up the next message of a lane that is not in flight. It counts as failed and goes to `on_fail`. False if there is none, or it is in flight.
+    pub fn skip_head(&self, key: &K) -> bool {
+        let skipped = self.operate(key, |dispatcher, fingerprint| {
+            dispatcher.operate(|lanes, counted, released| {
+                let attempts = lanes.standing(fingerprint).map_or(0, |standing| standing.attempts);
+                let item = lanes.skip_head(fingerprint)?;
+                counted.failed += 1;
+                *released += 1;
+                Some((fingerprint, item, attempts))
+            })
+        });
+        let Some((fingerprint, item, attempts)) = skipped.flatten() else { return false };
+        self.shared.released(fingerprint, 1);
+        let failure = Failure { attempts, note: Some("skipped by an operator".to_owned()) };
+        report_failure(self.shared.settings.on_fail.as_ref(), item.message, failure);
+        self.shared.quiet.made_last();
+        true
+    }
+
+    fn operate<R>(&self, key: &K, act: impl FnOnce(&Dispatcher<K, M>, u64) -> R) -> Option<R> {
+        let fingerprint = self.shared.fingerprint(key);
+        // No change of the topology between finding the lane and acting on it.
+        let _changes = lock(&self.shared.changing);
+        let layout = self.shared.layout.load();
+        let place = self.shared.home(&layout, key, fingerprint)?;
+        layout.dispatchers.get(place).map(|dispatcher| act(dispatcher, fingerprint))
+    }
+}
+
+impl<K: Hash + Clone, M> Handle<K, M> {
+    /// Why the next message of a key is not running, or that it is. `None` if the placement knows no dispatcher for it.
+    pub fn explain(&self, key: &K) -> Option<Explanation<K>> {
+        self.operate(key, |dispatcher, fingerprint| dispatcher.explain(fingerprint, &self.shared.clock))
+    }
+}
+
+impl<K: Clone, M> Handle<K, M> {
+    /// The deepest lanes, deepest first: at most `most` of them, found in memory for that many. Messages in flight count.
+    pub fn lanes_by_depth(&self, most: usize) -> Vec<(K, usize)> {
+        let mut top: Vec<(usize, K)> = Vec::with_capacity(most.min(1_024) + 1);
+        for dispatcher in &self.shared.layout.load().dispatchers {
+            dispatcher.operate(|lanes, _, _| {
+                lanes.each_depth(|depth, key| {
+                    if top.len() < most || top.last().is_some_and(|last| depth > last.0) {
+                        let place = top.partition_point(|other| other.0 >= depth);
+                        top.insert(place, (depth, key.clone()));
+                        top.truncate(most);
+                    }
+                });
+            });
+        }
+        top.into_iter().map(|(depth, key)| (key, depth)).collect()
+    }
+}
+
+impl<K, M> Handle<K, M> {
+    /// Stops a dispatcher from starting turns. What is in flight ends; what comes is accepted and waits. False if there is none of that name.
+    pub fn pause(&self, dispatcher: &str) -> bool {
+        self.set_paused(dispatcher, true)
+    }
+
+    /// Lets a paused dispatcher go on. False if there is none of that name.
+    pub fn unpause(&self, dispatcher: &str) -> bool {
+        self.set_paused(dispatcher, false)
+    }
+
+    fn set_paused(&self, name: &str, paused: bool) -> bool {
+        let layout = self.shared.layout.load();
+        let place = layout.position(name);
+        place.map(|place| layout.dispatchers[place].set_paused(paused)).is_some()
+    }
+
+    /// Everything that is counted, and where everything is.
+    pub fn snapshot(&self) -> Snapshot {
+        let shared = &self.shared;
+        let now = shared.clock.now();
+        let expire = |mappings: &Mappings| mappings.expire_all(now, |dispatcher| shared.unmapped(dispatcher));
+        let active_mappings = shared.mappings.as_ref().map_or(0, expire);
+        let layout = shared.layout.load();
+        let dispatchers: Vec<_> = layout.dispatchers.iter().map(|dispatcher| dispatcher.stats()).collect();
+        let mut account = Account::default();
+        dispatchers.iter().for_each(|dispatcher| account += dispatcher.account);
+        Snapshot {
+            at: Duration::from_nanos(now),
+            account,
+            active_mappings,
+            late: shared.mappings.as_ref().map_or(0, Mappings::late),
+            expired_flows: shared.mappings.as_ref().map_or(0, Mappings::expired),
+            dispatchers,
+            workers: layout.seats.iter().map(|seat| seat.counters.read(&seat.name)).collect(),
+        }
+    }
+
+    /// Waits until nothing is outstanding except what is parked, or paused dispatchers hold. False if that has not come within `limit`.
+    pub fn wait_quiet(&self, limit: Duration) -> bool {
+        self.shared.wait_quiet(Instant::now() + limit.min(Duration::from_secs(86_400 * 365)))
+    }
+
+    /// Refuses all further messages; those that were accepted are still handled.
+    pub fn close(&self) {
+        self.shared.close();
+    }
+}
+
+/// A running engine: it owns its workers. [`Handle`]s made from it submit and operate from anywhere.
+///
+/// Dropping it is a [`shutdown`](Engine::shutdown) with no time to drain.
+///
+/// ```
+/// use laneway::Engine;
+/// use std::time::Duration;
+///
+/// let engine = Engine::builder()
+///     .handle(|context, body: &mut &str| println!("{}: {body}", context.key()))
+///     .build()?;
+/// engine.submit(("order-7", "created"))?;
+/// engine.submit(("order-7", "paid"))?; // after "created", whatever happens
+/// engine.submit(("order-8", "created"))?; // beside them
+/// let report = engine.shutdown(Duration::from_secs(5));
+/// assert_eq!(report.account.done, 3);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Engine<K, M> {
+    pub(crate) handle: Handle<K, M>,
+    pub(crate) shut_down: bool,
+}
+
+impl<K, M> Engine<K, M>
+where
+    K: Hash + Clone + Send + Sync + 'static,
+    M: Send + 'static,
+{
+    /// Sets an engine up.
+    pub fn builder() -> Builder<K, M> {
+        Builder::new()
+    }
+}
+
+impl<K, M> Engine<K, M> {
+    /// A handle, to be cloned and sent wherever it is needed.
+    pub fn handle(&self) -> Handle<K, M> {
+        self.handle.clone()
+    }
+
+    /// Closes, drains for at most `drain`, waits for what is in flight, and gives back what was not started.
+    pub fn shutdown(mut self, drain: Duration) -> ShutdownReport<K, M> {
+        self.shut_down = true;
+        self.handle.shared.shut_down(drain)
+    }
+}
+
+impl<K, M> Drop for Engine<K, M> {
+    fn drop(&mut self) {
+        if !self.shut_down {
+            drop(self.handle.shared.shut_down(Duration::ZERO));
+        }
+    }
+}
+
+impl<K, M> std::ops::Deref for Engine<K, M> {
+    type Target = Handle<K, M>;
+    fn deref(&self) -> &Handle<K, M> {
+        &self.handle
+    }
+}
+
+impl<K, M> std::fmt::Debug for Engine<K, M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("handle", &self.handle).finish()
+    }
+}

@@ -1,0 +1,395 @@
+//! What users implement, and how a worker calls it.
+//!
+//! A worker hands a whole turn to [`RunTurn::run`], which calls the user's handler for one message after the other (or once for all
+//! of them), catches what it throws, and comes back with how the turn ended. One dynamic call per turn; inside, everything is
+//! the user's own type.
+
+use std::{
+    cell::Cell,
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+};
+
+use crate::{
+    clock::{Clock, nanos},
+    lane::{Ending, Turn},
+    message::{Item, Kind, Message},
+    outcome::{Decision, Outcome, RetryPolicy},
+    stats::{Sample, Tally},
+    worker::Tempo,
+};
+
+/// What a handler is told about the message beside its body.
+pub struct Context<'a, K> {
+    key: &'a K,
+    kind: Kind,
+    attempt: u32,
+    dispatcher: &'a str,
+    worker: usize,
+    note: &'a Cell<Option<String>>,
+}
+
+impl<K> Context<'_, K> {
+    /// What orders it.
+    pub fn key(&self) -> &K {
+        self.key
+    }
+
+    /// Event, start or finish. Of a batch, that of its first message.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Which attempt this is, from 1.
+    pub fn attempt(&self) -> u32 {
+        self.attempt
+    }
+
+    /// The name of the dispatcher.
+    pub fn dispatcher(&self) -> &str {
+        self.dispatcher
+    }
+
+    /// The number of the worker.
+    pub fn worker(&self) -> usize {
+        self.worker
+    }
+
+    /// Says why, for whoever asks [`explain`](crate::Handle::explain) or gets the message in `on_fail`.
+    pub fn note(&self, why: impl Into<String>) {
+        self.note.set(Some(why.into()));
+    }
+}
+
+impl<K: fmt::Debug> fmt::Debug for Context<'_, K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Context { key, kind, attempt, dispatcher, worker, .. } = self;
+        f.debug_struct("Context")
+            .field("key", key)
+            .field("kind", kind)
+            .field("attempt", attempt)
+            .field("dispatcher", dispatcher)
+            .field("worker", worker)
+            .finish()
+    }
+}
+
+/// Handles one message at a time. Closures need not implement this: see [`Builder::handle`](crate::Builder::handle).
+///
+/// The body belongs to the engine until the message is settled, so a handler that wants a retry need not clone it.
+pub trait Handler<K, M>: Send + Sync + 'static {
+    /// Handles a message. A panic is a failure of this message and of nothing else.
+    fn handle(&self, context: &Context<'_, K>, body: &mut M) -> Outcome;
+}
+
+/// Handles up to `batch_max` consecutive messages of one key in one call.
+pub trait BatchHandler<K, M>: Send + Sync + 'static {
+    /// Handles a batch. The outcome is that of all messages that were not [completed](Batch::complete) before.
+    fn handle(&self, context: &Context<'_, K>, batch: &mut Batch<'_, K, M>) -> Outcome;
+}
+
+/// Consecutive messages of one key, oldest first.
+#[derive(Debug)]
+pub struct Batch<'a, K, M> {
+    items: &'a mut [Item<K, M>],
+    completed: usize,
+}
+
+impl<K, M> Batch<'_, K, M> {
+    /// How many there are; at least one.
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// Never.
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    /// The bodies, oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = &M> {
+        self.items.iter().map(|item| &item.message.body)
+    }
+
+    /// The bodies, oldest first, to change or take from.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut M> {
+        self.items.iter_mut().map(|item| &mut item.message.body)
+    }
+
+    /// The first `n` are done, whatever becomes of the others. Survives a panic.
+    pub fn complete(&mut self, n: usize) {
+        self.completed = n.min(self.items.len());
+    }
+}
+
+/// Why a message failed for good, as `on_fail` is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// How many attempts were made; 0 if an operator skipped it before the first.
+    pub attempts: u32,
+    /// What the handler said, or the panic.
+    pub note: Option<String>,
+}
+
+/// What is called with a message that failed for good.
+pub(crate) type OnFail<K, M> = Box<dyn Fn(Message<K, M>, Failure) + Send + Sync>;
+
+/// What a turn needs to know about the engine around it.
+pub(crate) struct Surroundings<'a, K, M> {
+    pub(crate) clock: &'a Clock,
+    pub(crate) retry: &'a RetryPolicy,
+    pub(crate) on_fail: Option<&'a OnFail<K, M>>,
+    /// Raised when turns shall give way after the message they are handling.
+    pub(crate) give_way: &'a AtomicBool,
+    pub(crate) dispatcher: &'a str,
+    pub(crate) worker: usize,
+}
+
+/// A turn in the hands of a worker.
+pub(crate) struct Run<'a, K, M> {
+    pub(crate) turn: &'a mut Turn<K, M>,
+    pub(crate) tally: &'a mut Tally,
+    pub(crate) tempo: &'a mut Tempo,
+    pub(crate) around: Surroundings<'a, K, M>,
+}
+
+impl<K, M> Run<'_, K, M> {
+    /// Whether the rest of the turn shall wait.
+    pub(crate) fn gives_way(&self) -> bool {
+        self.tempo.is_over() || self.around.give_way.load(Relaxed)
+    }
+
+    /// Takes note of the time of a message, if it is one of those that are timed.
+    pub(crate) fn time(&mut self, accepted: u64, started: u64) {
+        if started > 0 {
+            let ended = self.around.clock.now();
+            self.tempo.learn(started, ended);
+            if accepted > 0 {
+                self.tally.samples.push(Sample { accepted: accepted.min(started), started, ended });
+            }
+        }
+    }
+
+    /// When the next message starts, if it is to be timed; else 0.
+    pub(crate) fn start_time(&mut self, accepted: u64) -> u64 {
+        if accepted > 0 || self.tempo.wants_time() { self.around.clock.now().max(1) } else { 0 }
+    }
+
+    /// The first message of the turn is done.
+    pub(crate) fn complete_first(&mut self) {
+        self.tally.done += 1;
+        self.turn.attempts = 0;
+        // Whatever its drop does, it is no longer in the turn.
+        drop(self.turn.items.pop_front());
+    }
+
+    /// The first message of the turn failed, or has to wait. `None` if the turn goes on with the next.
+    pub(crate) fn trouble(&mut self, outcome: Outcome, note: Option<String>) -> Option<Ending> {
+        let attempt = self.turn.attempts + 1;
+        let decision = self.around.retry.after_failure(&outcome, attempt);
+        let note = match outcome {
+            Outcome::Failed(error) => note.or(Some(error)),
+            _ => note,
+        };
+        match decision {
+            Decision::Defer { delay, costs_attempt } => {
+                self.tally.retries += 1;
+                let until = self.around.clock.now().saturating_add(nanos(delay));
+                let attempts = self.turn.attempts + u32::from(costs_attempt);
+                Some(Ending::Defer { until, attempts, note })
+            }
+            Decision::ParkMessage => Some(Ending::ParkMessage { note }),
+            Decision::ParkLane => Some(Ending::ParkLane { note }),
+            Decision::Skip => {
+                self.skip_first(Failure { attempts: attempt, note });
+                None
+            }
+        }
+    }
+
+    fn skip_first(&mut self, failure: Failure) {
+        self.tally.failed += 1;
+        self.turn.attempts = 0;
+        let item = self.turn.items.pop_front().expect("the message that failed");
+        report_failure(self.around.on_fail, item.message, failure);
+    }
+}
+
+/// Gives a message that failed for good to the user. A panic of the callback, or of the message's drop, stops here.
+pub(crate) fn report_failure<K, M>(on_fail: Option<&OnFail<K, M>>, message: Message<K, M>, failure: Failure) {
+    let _ = catch_unwind(AssertUnwindSafe(|| match on_fail {
+        Some(on_fail) => on_fail(message, failure),
+        None => drop(message),
+    }));
+}
+
+/// How a worker thread runs a turn.
+pub(crate) trait RunTurn<K, M>: Send + Sync {
+    fn run(&self, run: &mut Run<'_, K, M>) -> Ending;
+
+    /// Whether a turn should be as long as it may be: a batch handler wants all it can get.
+    fn wants_full_turns(&self) -> bool {
+        false
+    }
+}
+
+/// One message at a time.
+pub(crate) struct Single<H>(pub(crate) H);
+
+impl<K, M, H: Handler<K, M>> RunTurn<K, M> for Single<H> {
+    fn run(&self, run: &mut Run<'_, K, M>) -> Ending {
+        let note = Cell::new(None);
+        loop {
+            let in_handler = Cell::new(false);
+            // One landing mat for the whole turn: what happened before a panic is in `run` already.
+            let result = catch_unwind(AssertUnwindSafe(|| self.run_until_trouble(run, &note, &in_handler)));
+            let outcome = match result {
+                Ok(None) => return Ending::Handled,
+                Ok(Some(outcome)) => outcome,
+                Err(panic) => {
+                    run.tally.panics += 1;
+                    if !in_handler.get() {
+                        // The drop of a body that was done. Its successor is not to blame.
+                        continue;
+                    }
+                    Outcome::Failed(panic_text(&*panic))
+                }
+            };
+            if let Some(ending) = run.trouble(outcome, note.take()) {
+                return ending;
+            }
+        }
+    }
+}
+
+impl<H> Single<H> {
+    fn run_until_trouble<K, M>(
+        &self,
+        run: &mut Run<'_, K, M>,
+        note: &Cell<Option<String>>,
+        in_handler: &Cell<bool>,
+    ) -> Option<Outcome>
+    where
+        H: Handler<K, M>,
+    {
+        while let Some(accepted) = run.turn.items.front().map(|item| item.accepted_at) {
+            if run.gives_way() {
+                return None;
+            }
+            let started = run.start_time(accepted);
+            run.tally.started += 1;
+            let item = run.turn.items.front_mut().expect("just seen");
+            let context = Context {
+                key: &item.message.key,
+                kind: item.message.kind,
+                attempt: run.turn.attempts + 1,
+                dispatcher: run.around.dispatcher,
+                worker: run.around.worker,
+                note,
+            };
+            in_handler.set(true);
+            let outcome = self.0.handle(&context, &mut item.message.body);
+            in_handler.set(false);
+            run.time(accepted, started);
+            if outcome != Outcome::Done {
+                return Some(outcome);
+            }
+            run.complete_first();
+        }
+        None
+    }
+}
+
+/// All messages of the turn in one call.
+pub(crate) struct Batched<H>(pub(crate) H);
+
+impl<K: Clone, M, H: BatchHandler<K, M>> RunTurn<K, M> for Batched<H> {
+    fn run(&self, run: &mut Run<'_, K, M>) -> Ending {
+        while !run.turn.items.is_empty() && !run.around.give_way.load(Relaxed) {
+            let note = Cell::new(None);
+            let (completed, outcome) = self.call(run, &note);
+            for _ in 0..completed {
+                // A body's drop may panic; the message is done all the same.
+                let dropped = catch_unwind(AssertUnwindSafe(|| run.complete_first()));
+                run.tally.panics += u64::from(dropped.is_err());
+            }
+            if outcome != Outcome::Done
+                && let Some(ending) = run.trouble(outcome, note.take())
+            {
+                return ending;
+            }
+        }
+        Ending::Handled
+    }
+
+    fn wants_full_turns(&self) -> bool {
+        true
+    }
+}
+
+impl<H> Batched<H> {
+    /// Calls the handler once; gives back how many messages are done, and what became of the first that is not.
+    fn call<K: Clone, M>(&self, run: &mut Run<'_, K, M>, note: &Cell<Option<String>>) -> (usize, Outcome)
+    where
+        H: BatchHandler<K, M>,
+    {
+        let accepted = run.turn.items[0].accepted_at;
+        let started = run.start_time(accepted);
+        run.tally.started += run.turn.items.len() as u64;
+        // The batch borrows its messages, keys included, so the context gets a copy: one per call, not per message.
+        let (key, kind) = (run.turn.items[0].message.key.clone(), run.turn.items[0].message.kind);
+        let context = Context {
+            key: &key,
+            kind,
+            attempt: run.turn.attempts + 1,
+            dispatcher: run.around.dispatcher,
+            worker: run.around.worker,
+            note,
+        };
+        let mut batch = Batch { items: run.turn.items.make_contiguous(), completed: 0 };
+        let result = catch_unwind(AssertUnwindSafe(|| self.0.handle(&context, &mut batch)));
+        let (len, completed) = (batch.items.len(), batch.completed);
+        run.time(accepted, started);
+        match result {
+            Ok(Outcome::Done) => (len, Outcome::Done),
+            // Everything was completed before the trouble, so there is nobody whose trouble it could be.
+            Ok(_) if completed == len => (len, Outcome::Done),
+            Ok(outcome) => (completed, outcome),
+            Err(panic) => {
+                run.tally.panics += 1;
+                let outcome = if completed == len { Outcome::Done } else { Outcome::Failed(panic_text(&*panic)) };
+                (completed, outcome)
+            }
+        }
+    }
+}
+
+/// A closure as a [`Handler`].
+pub(crate) struct Closure<F>(pub(crate) F);
+
+impl<K, M, F, R> Handler<K, M> for Closure<F>
+where
+    F: Fn(&Context<'_, K>, &mut M) -> R + Send + Sync + 'static,
+    R: Into<Outcome>,
+{
+    fn handle(&self, context: &Context<'_, K>, body: &mut M) -> Outcome {
+        (self.0)(context, body).into()
+    }
+}
+
+impl<K, M, F, R> BatchHandler<K, M> for Closure<F>
+where
+    F: Fn(&Context<'_, K>, &mut Batch<'_, K, M>) -> R + Send + Sync + 'static,
+    R: Into<Outcome>,
+{
+    fn handle(&self, context: &Context<'_, K>, batch: &mut Batch<'_, K, M>) -> Outcome {
+        (self.0)(context, batch).into()
+    }
+}
+
+/// What a panic said.
+pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("panicked: {}", text.unwrap_or("(not a text)"))
+}

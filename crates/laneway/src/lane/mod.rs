@@ -1,0 +1,910 @@
+//! A lane per key: what decides. No threads, no clock, no locks; time is passed in.
+//!
+//! [`Lanes`] is the state of one dispatcher: the table of its lanes, their waiting messages, the ready lists and the
+//! timers. It gets messages from `dispatcher.rs` (which holds the lock) and gives turns to workers. The simulator
+//! drives the very same code.
+//!
+//! # The states of a lane
+//!
+//! | state | in the ready list | messages in a worker's hands | leaves it by |
+//! |---|---|---|---|
+//! | `Ready` | yes, once | none | `claim`, `park`, or an eviction of its last message |
+//! | `Running` | no | its oldest, one turn of them | `settle`, by the one worker that claimed it |
+//! | `Deferred` | no | none | its timer, `resume`, `park`, `skip_head` |
+//! | `Parked` | no | none | `resume`, `skip_head` of its last message |
+//! | `Aside` | no | none; it only keeps messages that were parked alone | `admit`, `resume`, `skip_head` of its last message |
+//! | `Arriving` | no | at the dispatcher it moves from | `arrive` |
+//!
+//! A lane is in the table exactly while it has a message: waiting, in flight, or put aside. It is made by `admit` (or
+//! `arrive`) and removed by the step that takes its last message, so whoever finds a lane in the table may rely on it, and
+//! a key without work leaves no trace.
+//!
+//! # Why the order holds
+//!
+//! The order of a lane is the order of its queue. Three operations put messages there: `admit` appends; `settle` puts what
+//! a turn leaves over back to the front, in its old order; `arrive` does the same for a lane that moves. Only `claim`
+//! takes from it, at the front, and only from a lane that is not `Running`. So at every moment *(in flight) + (queue)* is
+//! the order of acceptance, and there is one in flight at most.
+//!
+//! See `docs/design/ordering.md` for the locks around this and for why nobody sleeps while a lane is ready.
+
+mod ready;
+mod waiting;
+
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap, VecDeque},
+    hash::{BuildHasherDefault, Hasher},
+};
+
+use crate::{
+    explain::{Holder, Standing},
+    message::{Arrival, Item},
+};
+use ready::Ready;
+use waiting::{NONE, Queue, Waiting};
+
+/// Below this many places the slabs are not given back when they fall empty: 1,024 small messages are a few dozen
+/// kilobytes, and a dispatcher that idles between bursts should not pay for growing again.
+const KEEP_WHEN_EMPTY: usize = 1_024;
+
+/// What a lane is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// Could run now; in the ready list.
+    Ready,
+    /// In the hands of a worker since then.
+    Running { since: u64, worker: u32 },
+    /// Its head failed, or was told to wait, until then. The stamp tells a timer from one that was overtaken by events.
+    Deferred { until: u64, stamp: u32 },
+    /// Stopped in front of its head since then.
+    Parked { since: u64 },
+    /// Has nothing but messages that were parked alone.
+    Aside,
+    /// Moved here while its turn still runs elsewhere.
+    Arriving,
+}
+
+/// One key's lane.
+#[derive(Debug)]
+struct Lane<K> {
+    fingerprint: u64,
+    state: State,
+    waiting: Queue,
+    /// Messages of the turn in flight.
+    taken: u32,
+    /// Neighbours in the ready list; `next` also links the free lanes.
+    previous: u32,
+    next: u32,
+    /// Failed attempts at the head.
+    attempts: u32,
+    /// While more than zero, the lane stands in a higher tier for the sake of the message that many places from the front.
+    urgent_left: u32,
+    tier: u8,
+    extra: Option<Box<Extra<K>>>,
+}
+
+/// What few lanes need.
+#[derive(Debug)]
+struct Extra<K> {
+    /// Why it waits, as the handler or the operator said.
+    note: Option<String>,
+    /// Messages that were parked alone.
+    aside: Queue,
+    /// The key, while a slow turn is in flight, so that `explain` can name who holds a worker.
+    holder: Option<K>,
+    /// Asked to park while running.
+    park_after: bool,
+    /// Where the lane moves when its turn has settled.
+    handover: Option<usize>,
+}
+
+impl<K> Default for Extra<K> {
+    fn default() -> Self {
+        Extra { note: None, aside: Queue::default(), holder: None, park_after: false, handover: None }
+    }
+}
+
+/// A lane's messages in the hands of a worker. The buffer is used again for the next turn.
+#[derive(Debug)]
+pub(crate) struct Turn<K, M> {
+    lane: u32,
+    pub(crate) fingerprint: u64,
+    /// What is still to be handled, oldest first.
+    pub(crate) items: VecDeque<Item<K, M>>,
+    /// Failed attempts at the first of them.
+    pub(crate) attempts: u32,
+}
+
+impl<K, M> Turn<K, M> {
+    pub(crate) fn new() -> Self {
+        Turn { lane: NONE, fingerprint: 0, items: VecDeque::new(), attempts: 0 }
+    }
+}
+
+/// How a turn ended.
+#[derive(Debug)]
+pub(crate) enum Ending {
+    /// What was handled is gone; what is left, if anything, was not started.
+    Handled,
+    /// The first that is left failed or has to wait.
+    Defer { until: u64, attempts: u32, note: Option<String> },
+    /// The first that is left is put aside; the lane goes on.
+    ParkMessage { note: Option<String> },
+    /// The lane stops in front of the first that is left.
+    ParkLane { note: Option<String> },
+}
+
+/// A whole lane on its way to another dispatcher.
+#[derive(Debug)]
+pub(crate) struct Parcel<K, M> {
+    pub(crate) fingerprint: u64,
+    pub(crate) to: usize,
+    waiting: Vec<Item<K, M>>,
+    aside: Vec<Item<K, M>>,
+    state: State,
+    attempts: u32,
+    note: Option<String>,
+}
+
+impl<K, M> Parcel<K, M> {
+    /// How many messages it carries.
+    pub(crate) fn messages(&self) -> u64 {
+        (self.waiting.len() + self.aside.len()) as u64
+    }
+}
+
+/// What `settle` leaves to its caller.
+#[derive(Debug)]
+pub(crate) struct Settled<K, M> {
+    /// The lane, if it has to move on.
+    pub(crate) parcel: Option<Parcel<K, M>>,
+    /// Whether an earlier timer than any before was set.
+    pub(crate) earlier_timer: bool,
+}
+
+/// Fixed pace at which messages of a dispatcher may start, without bursts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    pub(crate) interval: u64,
+    next_at: u64,
+}
+
+impl Pace {
+    pub(crate) fn new(interval: u64) -> Self {
+        Pace { interval, next_at: 0 }
+    }
+}
+
+/// Fingerprints are hashes already.
+#[derive(Default)]
+pub(crate) struct Identity(u64);
+
+impl Hasher for Identity {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("only fingerprints are hashed")
+    }
+    fn write_u64(&mut self, fingerprint: u64) {
+        self.0 = fingerprint;
+    }
+}
+
+/// A table by fingerprint.
+pub(crate) type ByFingerprint<V> = HashMap<u64, V, BuildHasherDefault<Identity>>;
+
+/// The lanes of one dispatcher.
+#[derive(Debug)]
+pub(crate) struct Lanes<K, M> {
+    table: ByFingerprint<u32>,
+    lanes: Vec<Lane<K>>,
+    free: u32,
+    waiting: Waiting<Item<K, M>>,
+    ready: Ready,
+    timers: BinaryHeap<Reverse<(u64, u32, u32)>>,
+    stamp: u32,
+    pub(crate) paused: bool,
+    pub(crate) pace: Option<Pace>,
+    /// Lanes by state.
+    running: usize,
+    deferred: usize,
+    parked: usize,
+    arriving: usize,
+    /// Messages in flight, and put aside.
+    taken: usize,
+    aside: usize,
+    /// Messages that found their lane in flight.
+    pub(crate) enqueued_due_to_busy: u64,
+    /// The deepest that any lane has been.
+    pub(crate) max_pending_depth: u32,
+}
+
+impl<K, M> Lanes<K, M> {
+    /// No lanes yet. `by_age` keeps what eviction of the oldest needs.
+    pub(crate) fn new(by_age: bool) -> Self {
+        Lanes {
+            table: ByFingerprint::default(),
+            lanes: Vec::new(),
+            free: NONE,
+            waiting: Waiting::new(by_age),
+            ready: Ready::new(),
+            timers: BinaryHeap::new(),
+            stamp: 0,
+            paused: false,
+            pace: None,
+            running: 0,
+            deferred: 0,
+            parked: 0,
+            arriving: 0,
+            taken: 0,
+            aside: 0,
+            enqueued_due_to_busy: 0,
+            max_pending_depth: 0,
+        }
+    }
+
+    // ── admit ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Appends a message to the lane of its key.
+    pub(crate) fn admit(&mut self, arrival: Arrival<K, M>) {
+        let Arrival { fingerprint, item } = arrival;
+        let (priority, evictable) = (item.message.priority, !item.message.kind.is_control());
+        let id = match self.table.get(&fingerprint) {
+            Some(&id) => id,
+            None => self.create(fingerprint, State::Ready, priority.tier()),
+        };
+        let lane = &mut self.lanes[id as usize];
+        if matches!(lane.state, State::Running { .. }) {
+            self.enqueued_due_to_busy += 1;
+        }
+        let tier = priority.tier();
+        let was_empty = lane.waiting.is_empty();
+        self.waiting.push_back(&mut lane.waiting, id, item, evictable);
+        self.max_pending_depth = self.max_pending_depth.max(lane.waiting.len() + lane.taken);
+        match lane.state {
+            State::Aside => self.make_ready(id),
+            State::Ready if was_empty => self.ready.push(&mut self.lanes, id),
+            State::Ready if tier < lane.tier => {
+                self.ready.remove(&mut self.lanes, id);
+                self.urge(id, tier);
+                self.ready.push(&mut self.lanes, id);
+            }
+            _ => self.urge(id, tier),
+        }
+    }
+
+    /// Lifts a lane to the tier of the message that was just appended, if that is higher than the lane's own.
+    fn urge(&mut self, id: u32, tier: u8) {
+        let lane = &mut self.lanes[id as usize];
+        if tier < lane.tier {
+            lane.tier = tier;
+            lane.urgent_left = lane.waiting.len();
+        } else if tier == lane.tier && lane.urgent_left > 0 {
+            lane.urgent_left = lane.waiting.len();
+        }
+    }
+
+    /// Makes a lane, outside the ready list.
+    fn create(&mut self, fingerprint: u64, state: State, tier: u8) -> u32 {
+        let lane = Lane {
+            fingerprint,
+            state,
+            waiting: Queue::default(),
+            taken: 0,
+            previous: NONE,
+            next: NONE,
+            attempts: 0,
+            urgent_left: 0,
+            tier,
+            extra: None,
+        };
+        let id = match self.free {
+            NONE => {
+                self.lanes.push(lane);
+                (self.lanes.len() - 1) as u32
+            }
+            id => {
+                self.free = self.lanes[id as usize].next;
+                self.lanes[id as usize] = lane;
+                id
+            }
+        };
+        self.table.insert(fingerprint, id);
+        id
+    }
+
+    /// Removes a lane that has no message left and is in no list.
+    fn remove(&mut self, id: u32) {
+        let lane = &mut self.lanes[id as usize];
+        debug_assert!(lane.waiting.is_empty() && lane.taken == 0);
+        lane.extra = None;
+        lane.next = self.free;
+        let fingerprint = lane.fingerprint;
+        self.free = id;
+        self.table.remove(&fingerprint);
+    }
+
+    // ── claim ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Gives the next ready lane to a worker: up to `limit` of its oldest messages. `holder` makes the copy of the key that
+    /// `explain` shows; it is called only for turns that are expected to be slow.
+    pub(crate) fn claim(
+        &mut self,
+        now: u64,
+        limit: usize,
+        worker: u32,
+        turn: &mut Turn<K, M>,
+        holder: Option<fn(&K) -> K>,
+    ) -> bool {
+        debug_assert!(turn.items.is_empty());
+        self.wake_due(now);
+        if self.paused || !self.take_pace(now) {
+            return false;
+        }
+        let Some(id) = self.ready.pop(&mut self.lanes) else { return false };
+        // One message at a time where the oldest may be evicted, so that whatever has not started can be; and where a
+        // pace is set, so that each takes its own place in it.
+        let limit = if self.waiting.by_age() || self.pace.is_some() { 1 } else { limit };
+        let lane = &mut self.lanes[id as usize];
+        while turn.items.len() < limit
+            && let Some(item) = self.waiting.pop_front(&mut lane.waiting)
+        {
+            turn.items.push_back(item);
+        }
+        lane.taken = turn.items.len() as u32;
+        lane.urgent_left = lane.urgent_left.saturating_sub(lane.taken);
+        lane.state = State::Running { since: now, worker };
+        (turn.lane, turn.fingerprint, turn.attempts) = (id, lane.fingerprint, lane.attempts);
+        self.running += 1;
+        self.taken += turn.items.len();
+        if let Some(copy) = holder {
+            lane.extra.get_or_insert_default().holder = Some(copy(&turn.items[0].message.key));
+        }
+        true
+    }
+
+    fn take_pace(&mut self, now: u64) -> bool {
+        match &mut self.pace {
+            Some(pace) if self.ready.len() > 0 => {
+                let due = pace.next_at <= now;
+                if due {
+                    pace.next_at = now + pace.interval;
+                }
+                due
+            }
+            _ => true,
+        }
+    }
+
+    /// Makes the lanes ready whose time has come.
+    fn wake_due(&mut self, now: u64) {
+        while let Some(&Reverse((until, id, stamp))) = self.timers.peek() {
+            let lane = self.lanes.get(id as usize);
+            let current = lane.is_some_and(|lane| lane.state == State::Deferred { until, stamp });
+            if current && until > now {
+                return;
+            }
+            self.timers.pop();
+            if current {
+                self.deferred -= 1;
+                self.make_ready(id);
+            }
+        }
+    }
+
+    /// Puts a lane that has waiting messages, and is in no list, into the ready list.
+    fn make_ready(&mut self, id: u32) {
+        let lane = &mut self.lanes[id as usize];
+        lane.state = State::Ready;
+        if lane.urgent_left == 0 {
+            let head = self.waiting.front(&lane.waiting).expect("a lane that becomes ready has a message");
+            lane.tier = head.message.priority.tier();
+        }
+        self.ready.push(&mut self.lanes, id);
+    }
+
+    // ── settle ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Whether the lane of this turn has more waiting, so that it will go to the back of the ready list.
+    pub(crate) fn gives_way(&self, turn: &Turn<K, M>) -> bool {
+        !self.lanes[turn.lane as usize].waiting.is_empty()
+    }
+
+    /// Ends a turn. What the worker handled has left `turn.items`; what is still in there goes back to the front.
+    pub(crate) fn settle(&mut self, turn: &mut Turn<K, M>, ending: Ending, now: u64) -> Settled<K, M> {
+        let id = turn.lane;
+        let lane = &mut self.lanes[id as usize];
+        debug_assert!(matches!(lane.state, State::Running { .. }), "settled by the worker that claimed it, once");
+        self.taken -= lane.taken as usize;
+        self.running -= 1;
+        lane.taken = 0;
+        lane.attempts = 0;
+        if matches!(ending, Ending::Handled) {
+            lane.attempts = turn.attempts;
+        }
+        let mut parked_alone = None;
+        if let Ending::ParkMessage { .. } = ending {
+            parked_alone = turn.items.pop_front();
+        }
+        while let Some(item) = turn.items.pop_back() {
+            self.waiting.push_front(&mut lane.waiting, id, item);
+            lane.urgent_left += u32::from(lane.urgent_left > 0);
+        }
+        if let Some(extra) = &mut lane.extra {
+            extra.holder = None;
+        }
+        if let Some(item) = parked_alone {
+            let extra = lane.extra.get_or_insert_default();
+            self.waiting.push_back(&mut extra.aside, id, item, false);
+            self.aside += 1;
+        }
+        let handover = lane.extra.as_mut().and_then(|extra| extra.handover.take());
+        if let Some(to) = handover {
+            return Settled { parcel: Some(self.hand_over(id, to, ending, now)), earlier_timer: false };
+        }
+        Settled { parcel: None, earlier_timer: self.enter(id, ending, now) }
+    }
+
+    /// Gives a lane whose turn has ended its next state.
+    fn enter(&mut self, id: u32, ending: Ending, now: u64) -> bool {
+        let lane = &mut self.lanes[id as usize];
+        let asked_to_park = lane.extra.as_mut().is_some_and(|extra| std::mem::take(&mut extra.park_after));
+        match ending {
+            Ending::Defer { until, attempts, note } => {
+                lane.attempts = attempts;
+                if note.is_some() {
+                    lane.extra.get_or_insert_default().note = note;
+                }
+                if !asked_to_park {
+                    return self.defer(id, until);
+                }
+            }
+            Ending::ParkLane { note } => {
+                lane.extra.get_or_insert_default().note = note;
+                self.park_now(id, now);
+                return false;
+            }
+            Ending::ParkMessage { note } => lane.extra.get_or_insert_default().note = note,
+            Ending::Handled => {}
+        }
+        if asked_to_park {
+            self.park_now(id, now);
+        } else {
+            self.rest(id);
+        }
+        false
+    }
+
+    /// Ready if there is more to do, else gone, unless something was put aside.
+    fn rest(&mut self, id: u32) {
+        let lane = &mut self.lanes[id as usize];
+        if !lane.waiting.is_empty() {
+            return self.make_ready(id);
+        }
+        lane.state = State::Aside;
+        if lane.extra.as_ref().is_none_or(|extra| extra.aside.is_empty()) {
+            self.remove(id);
+        }
+    }
+
+    fn defer(&mut self, id: u32, until: u64) -> bool {
+        self.stamp = self.stamp.wrapping_add(1);
+        let earlier = self.timers.peek().is_none_or(|Reverse((first, ..))| until < *first);
+        self.timers.push(Reverse((until, id, self.stamp)));
+        self.lanes[id as usize].state = State::Deferred { until, stamp: self.stamp };
+        self.deferred += 1;
+        earlier
+    }
+
+    fn park_now(&mut self, id: u32, now: u64) {
+        self.lanes[id as usize].state = State::Parked { since: now };
+        self.parked += 1;
+    }
+
+    // ── what an operator does ──────────────────────────────────────────────────────────────────────────────────────
+
+    /// Parks a lane in front of its next message. False if there is no such lane.
+    pub(crate) fn park(&mut self, fingerprint: u64, note: &str, now: u64) -> bool {
+        let Some(&id) = self.table.get(&fingerprint) else { return false };
+        let lane = &mut self.lanes[id as usize];
+        lane.extra.get_or_insert_default().note = Some(note.to_owned());
+        match lane.state {
+            State::Running { .. } | State::Arriving => {
+                lane.extra.get_or_insert_default().park_after = true;
+                return true;
+            }
+            State::Parked { .. } => return true,
+            State::Deferred { .. } => self.deferred -= 1,
+            State::Ready => self.ready.remove(&mut self.lanes, id),
+            State::Aside => {}
+        }
+        self.park_now(id, now);
+        true
+    }
+
+    /// Lets a parked or deferred lane go on from its head, messages that were put aside first. False if there was nothing to resume.
+    pub(crate) fn resume(&mut self, fingerprint: u64) -> bool {
+        let Some(&id) = self.table.get(&fingerprint) else { return false };
+        let unparked = self.lanes[id as usize].extra.as_mut().is_some_and(|e| std::mem::take(&mut e.park_after));
+        let returned = self.take_back_aside(id);
+        match self.lanes[id as usize].state {
+            State::Running { .. } | State::Arriving => return unparked || returned,
+            State::Ready => return returned,
+            State::Aside => {}
+            State::Parked { .. } => self.parked -= 1,
+            State::Deferred { .. } => self.deferred -= 1,
+        }
+        self.lanes[id as usize].attempts = 0;
+        self.rest(id);
+        true
+    }
+
+    /// Puts the messages that were parked alone back to the front of their lane, in their order.
+    fn take_back_aside(&mut self, id: u32) -> bool {
+        let lane = &mut self.lanes[id as usize];
+        let Some(extra) = &mut lane.extra else { return false };
+        let mut items = Vec::with_capacity(extra.aside.len() as usize);
+        while let Some(item) = self.waiting.pop_front(&mut extra.aside) {
+            items.push(item);
+        }
+        self.aside -= items.len();
+        let any = !items.is_empty();
+        while let Some(item) = items.pop() {
+            self.waiting.push_front(&mut lane.waiting, id, item);
+            lane.urgent_left += u32::from(lane.urgent_left > 0);
+        }
+        any
+    }
+
+    /// Takes the head of a lane out, unless it is in flight. A lane that stood in front of it stays as it was.
+    pub(crate) fn skip_head(&mut self, fingerprint: u64) -> Option<Item<K, M>> {
+        let &id = self.table.get(&fingerprint)?;
+        let lane = &mut self.lanes[id as usize];
+        if matches!(lane.state, State::Running { .. } | State::Arriving) {
+            return None;
+        }
+        if lane.waiting.is_empty() {
+            let item = self.waiting.pop_front(&mut lane.extra.as_mut()?.aside)?;
+            self.aside -= 1;
+            self.leave_if_empty(id);
+            return Some(item);
+        }
+        let item = self.waiting.pop_front(&mut lane.waiting)?;
+        lane.attempts = 0;
+        lane.urgent_left = lane.urgent_left.saturating_sub(1);
+        if let State::Deferred { .. } = lane.state {
+            // The one that had failed is gone; the next has no reason to wait.
+            self.deferred -= 1;
+            self.rest(id);
+        } else {
+            self.leave_if_empty(id);
+        }
+        Some(item)
+    }
+
+    /// A lane that has lost a message and may have none left: out of the ready list, and gone if nothing is aside.
+    fn leave_if_empty(&mut self, id: u32) {
+        let lane = &self.lanes[id as usize];
+        if !lane.waiting.is_empty() {
+            return;
+        }
+        let aside = lane.extra.as_ref().is_some_and(|extra| !extra.aside.is_empty());
+        match lane.state {
+            State::Running { .. } | State::Arriving => return,
+            State::Parked { .. } if aside => return,
+            State::Parked { .. } => self.parked -= 1,
+            State::Ready => self.ready.remove(&mut self.lanes, id),
+            State::Aside => {}
+            State::Deferred { .. } => unreachable!("a deferred lane has the head that it waits for"),
+        }
+        self.rest(id);
+    }
+
+    /// Takes the event that has waited longest out of its lane, wherever it stands.
+    pub(crate) fn evict_oldest(&mut self) -> Option<(u64, Item<K, M>)> {
+        let (id, node) = self.waiting.oldest()?;
+        let lane = &mut self.lanes[id as usize];
+        let item = self.waiting.unlink(&mut lane.waiting, node);
+        let fingerprint = lane.fingerprint;
+        lane.urgent_left = lane.urgent_left.saturating_sub(1);
+        self.leave_if_empty(id);
+        Some((fingerprint, item))
+    }
+
+    /// Takes the event of one lane that has waited longest.
+    pub(crate) fn evict_oldest_of(&mut self, fingerprint: u64) -> Option<Item<K, M>> {
+        let &id = self.table.get(&fingerprint)?;
+        let lane = &mut self.lanes[id as usize];
+        let node = self.waiting.oldest_in(&lane.waiting)?;
+        let item = self.waiting.unlink(&mut lane.waiting, node);
+        lane.urgent_left = lane.urgent_left.saturating_sub(1);
+        self.leave_if_empty(id);
+        Some(item)
+    }
+
+    // ── moving to another dispatcher ───────────────────────────────────────────────────────────────────────────────
+
+    /// Takes every lane out whose home is elsewhere. Of a lane in flight only what waits is taken, and the rest follows
+    /// when its turn has settled; its parcel says `Arriving`.
+    pub(crate) fn move_out(
+        &mut self,
+        here: usize,
+        home: &mut dyn FnMut(u64, Option<&K>) -> usize,
+    ) -> Vec<Parcel<K, M>> {
+        let ids: Vec<u32> = self.table.values().copied().collect();
+        let mut parcels = Vec::new();
+        for id in ids {
+            let to = home(self.lanes[id as usize].fingerprint, self.key(id));
+            if to == here {
+                continue;
+            }
+            parcels.push(match self.lanes[id as usize].state {
+                State::Running { .. } => self.split_off(id, to),
+                _ => self.take_out(id, to),
+            });
+        }
+        parcels
+    }
+
+    /// The key of a lane, from a message of it that is here, or from the copy of it that was made when it was claimed.
+    fn key(&self, id: u32) -> Option<&K> {
+        let lane = &self.lanes[id as usize];
+        let extra = lane.extra.as_ref();
+        let waiting = self.waiting.front(&lane.waiting);
+        let aside = extra.and_then(|extra| self.waiting.front(&extra.aside));
+        waiting.or(aside).map(|item| &item.message.key).or_else(|| extra.and_then(|extra| extra.holder.as_ref()))
+    }
+
+    /// The waiting part of a lane in flight. The turn's leftover will follow as a parcel of its own.
+    fn split_off(&mut self, id: u32, to: usize) -> Parcel<K, M> {
+        self.take_back_aside(id);
+        let lane = &mut self.lanes[id as usize];
+        lane.extra.get_or_insert_default().handover = Some(to);
+        let mut waiting = Vec::with_capacity(lane.waiting.len() as usize);
+        while let Some(item) = self.waiting.pop_front(&mut lane.waiting) {
+            waiting.push(item);
+        }
+        let state = State::Arriving;
+        Parcel { fingerprint: lane.fingerprint, to, waiting, aside: Vec::new(), state, attempts: 0, note: None }
+    }
+
+    /// A whole lane that is not in flight.
+    fn take_out(&mut self, id: u32, to: usize) -> Parcel<K, M> {
+        let state = self.lanes[id as usize].state;
+        match state {
+            State::Ready => self.ready.remove(&mut self.lanes, id),
+            State::Deferred { .. } => self.deferred -= 1,
+            State::Parked { .. } => self.parked -= 1,
+            State::Arriving => self.arriving -= 1,
+            State::Aside => {}
+            State::Running { .. } => unreachable!("a lane in flight is split"),
+        }
+        self.pack(id, to, state)
+    }
+
+    /// A lane whose turn has just settled, and which was told to move.
+    fn hand_over(&mut self, id: u32, to: usize, ending: Ending, now: u64) -> Parcel<K, M> {
+        let lane = &mut self.lanes[id as usize];
+        let (state, attempts, note) = match ending {
+            Ending::Handled => (State::Ready, lane.attempts, None),
+            Ending::Defer { until, attempts, note } => (State::Deferred { until, stamp: 0 }, attempts, note),
+            Ending::ParkMessage { note } => (State::Ready, 0, note),
+            Ending::ParkLane { note } => (State::Parked { since: now }, 0, note),
+        };
+        lane.attempts = attempts;
+        if note.is_some() {
+            lane.extra.get_or_insert_default().note = note;
+        }
+        let asked_to_park = lane.extra.as_ref().is_some_and(|extra| extra.park_after);
+        self.pack(id, to, if asked_to_park { State::Parked { since: now } } else { state })
+    }
+
+    /// Takes a lane that is in no list out of the table with all that it has.
+    fn pack(&mut self, id: u32, to: usize, state: State) -> Parcel<K, M> {
+        let lane = &mut self.lanes[id as usize];
+        let (fingerprint, attempts) = (lane.fingerprint, lane.attempts);
+        let mut extra = lane.extra.take().unwrap_or_default();
+        let mut waiting = Vec::with_capacity(lane.waiting.len() as usize);
+        while let Some(item) = self.waiting.pop_front(&mut lane.waiting) {
+            waiting.push(item);
+        }
+        let mut aside = Vec::with_capacity(extra.aside.len() as usize);
+        while let Some(item) = self.waiting.pop_front(&mut extra.aside) {
+            aside.push(item);
+        }
+        self.aside -= aside.len();
+        self.remove(id);
+        Parcel { fingerprint, to, waiting, aside, state, attempts, note: extra.note }
+    }
+
+    /// Whether lanes that were moved here still wait for the end of their turn elsewhere.
+    pub(crate) fn arriving(&self) -> usize {
+        self.arriving
+    }
+
+    /// Takes in a lane, or the part of it that was still missing, in front of what has come for it here in the meantime.
+    pub(crate) fn arrive(&mut self, parcel: Parcel<K, M>, now: u64) {
+        let Parcel { fingerprint, waiting, aside, state, attempts, note, .. } = parcel;
+        let known = self.table.get(&fingerprint).copied();
+        let awaited = known.is_some_and(|id| self.lanes[id as usize].state == State::Arriving);
+        let id = known.unwrap_or_else(|| self.create(fingerprint, State::Arriving, 2));
+        if !awaited {
+            self.arriving += 1;
+            self.lanes[id as usize].state = State::Arriving;
+        }
+        for item in aside {
+            let extra = self.lanes[id as usize].extra.get_or_insert_default();
+            self.waiting.push_back(&mut extra.aside, id, item, false);
+            self.aside += 1;
+        }
+        for item in waiting.into_iter().rev() {
+            self.waiting.push_front(&mut self.lanes[id as usize].waiting, id, item);
+        }
+        if state == State::Arriving {
+            return;
+        }
+        self.arriving -= 1;
+        let lane = &mut self.lanes[id as usize];
+        lane.attempts = attempts;
+        let asked_to_park = lane.extra.as_mut().is_some_and(|extra| std::mem::take(&mut extra.park_after));
+        if note.is_some() {
+            lane.extra.get_or_insert_default().note = note;
+        }
+        match state {
+            State::Parked { since } => self.park_now(id, since),
+            _ if asked_to_park => self.park_now(id, now),
+            State::Deferred { until, .. } => {
+                self.defer(id, until);
+            }
+            _ => self.rest(id),
+        }
+    }
+
+    // ── looking ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Whether a worker would find something to do now.
+    pub(crate) fn has_ready(&self) -> bool {
+        self.ready.len() > 0 && !self.paused
+    }
+
+    /// How many lanes could run now.
+    pub(crate) fn ready_lanes(&self) -> usize {
+        if self.paused { 0 } else { self.ready.len() }
+    }
+
+    /// When something will be ready that is not now: the earliest timer, or the next place in the pace.
+    pub(crate) fn next_due(&self) -> Option<u64> {
+        if self.paused {
+            return None;
+        }
+        let timer = self.timers.peek().map(|Reverse((until, ..))| *until);
+        let pace = self.pace.filter(|_| self.ready.len() > 0).map(|pace| pace.next_at);
+        timer.into_iter().chain(pace).min()
+    }
+
+    /// Whether time matters here at all.
+    pub(crate) fn keeps_time(&self) -> bool {
+        !self.timers.is_empty() || self.pace.is_some()
+    }
+
+    /// Whether nothing will happen any more without somebody's doing.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.ready.len() == 0 && self.running == 0 && self.deferred == 0 && self.arriving == 0
+    }
+
+    pub(crate) fn lane_count(&self) -> usize {
+        self.table.len()
+    }
+
+    pub(crate) fn running_lanes(&self) -> usize {
+        self.running
+    }
+
+    pub(crate) fn deferred_lanes(&self) -> usize {
+        self.deferred
+    }
+
+    pub(crate) fn parked_lanes(&self) -> usize {
+        self.parked
+    }
+
+    pub(crate) fn waiting_messages(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub(crate) fn taken_messages(&self) -> usize {
+        self.taken
+    }
+
+    pub(crate) fn messages_aside(&self) -> usize {
+        self.aside
+    }
+
+    /// Messages of a key here, in flight included; `None` without a lane.
+    pub(crate) fn depth(&self, fingerprint: u64) -> Option<usize> {
+        let lane = &self.lanes[*self.table.get(&fingerprint)? as usize];
+        let aside = lane.extra.as_ref().map_or(0, |extra| extra.aside.len());
+        Some((lane.waiting.len() + lane.taken + aside) as usize)
+    }
+
+    /// How a lane stands, for `explain`.
+    pub(crate) fn standing(&self, fingerprint: u64) -> Option<Standing> {
+        let lane = &self.lanes[*self.table.get(&fingerprint)? as usize];
+        let extra = lane.extra.as_ref();
+        Some(Standing {
+            state: lane.state,
+            waiting: lane.waiting.len() as usize,
+            in_flight: lane.taken as usize,
+            aside: extra.map_or(0, |extra| extra.aside.len() as usize),
+            attempts: lane.attempts,
+            note: extra.and_then(|extra| extra.note.clone()),
+            paced_until: self.pace.map(|pace| pace.next_at),
+        })
+    }
+
+    /// Who has the workers.
+    pub(crate) fn holders(&self) -> Vec<Holder<K>>
+    where
+        K: Clone,
+    {
+        let running = self.table.values().map(|&id| &self.lanes[id as usize]);
+        running
+            .filter_map(|lane| match lane.state {
+                State::Running { since, worker } => Some(Holder {
+                    worker: worker as usize,
+                    since,
+                    key: lane.extra.as_ref().and_then(|extra| extra.holder.clone()),
+                }),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// Calls `visit` with the depth of each lane that has somebody to tell its key.
+    pub(crate) fn each_depth(&self, mut visit: impl FnMut(usize, &K)) {
+        for &id in self.table.values() {
+            let lane = &self.lanes[id as usize];
+            if let Some(key) = self.key(id) {
+                let aside = lane.extra.as_ref().map_or(0, |extra| extra.aside.len());
+                visit((lane.waiting.len() + lane.taken + aside) as usize, key);
+            }
+        }
+    }
+
+    /// Empties every lane that is not in flight, per key in order, and what waits behind those that are.
+    pub(crate) fn give_back(&mut self, into: &mut Vec<Item<K, M>>) {
+        let ids: Vec<u32> = self.table.values().copied().collect();
+        for id in ids {
+            self.take_back_aside(id);
+            let state = self.lanes[id as usize].state;
+            if state == State::Ready {
+                self.ready.remove(&mut self.lanes, id);
+            }
+            let lane = &mut self.lanes[id as usize];
+            while let Some(item) = self.waiting.pop_front(&mut lane.waiting) {
+                into.push(item);
+            }
+            match state {
+                State::Running { .. } => continue,
+                State::Deferred { .. } => self.deferred -= 1,
+                State::Parked { .. } => self.parked -= 1,
+                State::Arriving => self.arriving -= 1,
+                State::Ready | State::Aside => {}
+            }
+            self.remove(id);
+        }
+    }
+
+    /// Gives memory back when there is nothing here.
+    pub(crate) fn shrink(&mut self) {
+        if self.table.is_empty() && self.lanes.capacity() > KEEP_WHEN_EMPTY {
+            self.lanes = Vec::new();
+            self.free = NONE;
+            self.table = ByFingerprint::default();
+            self.timers = BinaryHeap::new();
+        }
+        self.waiting.shrink(KEEP_WHEN_EMPTY);
+    }
+}

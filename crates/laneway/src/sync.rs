@@ -1,0 +1,77 @@
+//! The one place that knows which locks we use: std's, or loom's when the models are checked.
+//!
+//! Everything above names its locks and atomics through this file, so `--cfg loom` turns the very code that users run into
+//! the model. Nothing of ours panics under a lock and no user code runs under one, so poisoning carries no information
+//! and [`lock`] steps over it.
+
+#[cfg(loom)]
+pub(crate) use loom::{
+    sync::{
+        Condvar, Mutex, MutexGuard,
+        atomic::{AtomicU64, AtomicUsize},
+    },
+    thread::{Thread, current, park},
+};
+#[cfg(not(loom))]
+pub(crate) use std::{
+    sync::{
+        Condvar, Mutex, MutexGuard,
+        atomic::{AtomicU64, AtomicUsize},
+    },
+    thread::{Thread, current, park},
+};
+
+use std::{sync::PoisonError, time::Duration};
+
+/// Takes a lock, poisoned or not.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Takes a lock if it is free at this moment.
+pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(std::sync::TryLockError::WouldBlock) => None,
+    }
+}
+
+/// Sleeps until a token arrives or the time is over. Loom knows no time, so there it waits for the token alone.
+pub(crate) fn park_for(limit: Option<Duration>) {
+    #[cfg(not(loom))]
+    if let Some(limit) = limit {
+        return std::thread::park_timeout(limit);
+    }
+    #[cfg(loom)]
+    let _ = limit;
+    park();
+}
+
+/// Waits on a condition for at most `limit`. Under loom the limit never passes.
+pub(crate) fn wait_for<'a, T>(
+    condition: &Condvar,
+    guard: MutexGuard<'a, T>,
+    limit: Option<Duration>,
+) -> MutexGuard<'a, T> {
+    #[cfg(not(loom))]
+    if let Some(limit) = limit {
+        return condition.wait_timeout(guard, limit).unwrap_or_else(PoisonError::into_inner).0;
+    }
+    #[cfg(loom)]
+    let _ = limit;
+    condition.wait(guard).unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Keeps what it holds on cache lines of its own, so that submitters and workers do not fight over a line that only one
+/// of them uses. 128 bytes: two lines, because x86 prefetches them in pairs.
+#[repr(align(128))]
+#[derive(Debug, Default)]
+pub(crate) struct Padded<T>(pub(crate) T);
+
+impl<T> std::ops::Deref for Padded<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}

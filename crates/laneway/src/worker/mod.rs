@@ -1,0 +1,503 @@
+//! Workers: look for a lane, run its turn, settle it, and sleep when there is none.
+//!
+//! [`Worker`] is that loop cut into steps without any waiting in them. The flavours beside this file do the waiting: a thread
+//! (`thread.rs`), a slot on tokio (`slot.rs`), and the simulator (`sim/`), which takes one step at a time.
+//!
+//! # How a worker that serves several dispatchers sleeps
+//!
+//! It lies down at one after the other. If it finds work at the third, it gets up from the first two again. Somebody may have taken
+//! it off their lists meanwhile to wake it; that wake-up was for work there, so it is handed on when the worker takes work elsewhere.
+
+#[cfg(feature = "tokio")]
+pub(crate) mod slot;
+pub(crate) mod thread;
+
+use std::{
+    cell::Cell,
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use crate::{
+    dispatcher::{Asleep, Claimant, Dispatcher, Found},
+    engine::Shared,
+    handler::{Run, RunTurn, Surroundings},
+    lane::{Ending, Turn},
+    stats::{Tally, WorkerCounters},
+    sync::{Mutex, Thread, lock},
+};
+
+/// What an idle worker does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WaitStrategy {
+    /// Sleeps, after having offered its core to others a few times. Costs nothing while idle; a wake-up takes some 25 µs.
+    #[default]
+    Park,
+    /// Looks again and again for some 50 µs, then sleeps. For loads whose pauses are short.
+    SpinThenPark,
+    /// Never sleeps, but offers its core to others between two looks.
+    Yield,
+    /// Never sleeps and never gives way: the least latency, for a core of its own.
+    BusySpin,
+}
+
+/// How long a worker sleeps when all of its dispatchers are taken by others, again and again: document 001's backoff.
+///
+/// An acquired lock resets it. Before the first sleep a worker pauses for a few hundred cycles a few times, which is
+/// as long as the lock is usually held.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Backoff {
+    /// The first sleep.
+    pub base: Duration,
+    /// What each further one is multiplied by, above 1.
+    pub multiplier: f64,
+    /// The longest.
+    pub max: Duration,
+}
+
+impl Default for Backoff {
+    /// 10 µs, × 1.5, at most 10 ms.
+    fn default() -> Self {
+        Backoff { base: Duration::from_micros(10), multiplier: 1.5, max: Duration::from_millis(10) }
+    }
+}
+
+impl Backoff {
+    /// The sleep after this many failed cycles in a row, from 1.
+    ///
+    /// ```
+    /// use laneway::Backoff;
+    /// let backoff = Backoff::default();
+    /// assert_eq!(backoff.sleep_after(1).as_micros(), 10);
+    /// assert_eq!(backoff.sleep_after(10).as_micros(), 384);
+    /// assert_eq!(backoff.sleep_after(20).as_micros(), 10_000);
+    /// ```
+    pub fn sleep_after(&self, failures: u32) -> Duration {
+        let exponent = failures.saturating_sub(1).min(1_000) as i32;
+        let seconds = self.base.as_secs_f64() * self.multiplier.powi(exponent);
+        if seconds.is_finite() && seconds < self.max.as_secs_f64() {
+            Duration::from_secs_f64(seconds)
+        } else {
+            self.max
+        }
+    }
+}
+
+/// Somebody who can be woken. A wake-up is a token: one that comes before the sleep is not lost.
+#[derive(Clone)]
+pub(crate) struct Sleeper {
+    id: usize,
+    alarm: Alarm,
+}
+
+#[derive(Clone)]
+enum Alarm {
+    Thread(Thread),
+    #[cfg(feature = "tokio")]
+    Slot(Arc<tokio::sync::Notify>),
+    Simulated(Arc<AtomicBool>),
+}
+
+impl Sleeper {
+    pub(crate) fn thread(id: usize, thread: Thread) -> Self {
+        Sleeper { id, alarm: Alarm::Thread(thread) }
+    }
+
+    #[cfg(feature = "tokio")]
+    pub(crate) fn slot(id: usize, notify: Arc<tokio::sync::Notify>) -> Self {
+        Sleeper { id, alarm: Alarm::Slot(notify) }
+    }
+
+    pub(crate) fn simulated(id: usize, woken: Arc<AtomicBool>) -> Self {
+        Sleeper { id, alarm: Alarm::Simulated(woken) }
+    }
+
+    pub(crate) fn is(&self, other: &Sleeper) -> bool {
+        self.id == other.id
+    }
+
+    pub(crate) fn wake(&self) {
+        match &self.alarm {
+            Alarm::Thread(thread) => thread.unpark(),
+            #[cfg(feature = "tokio")]
+            Alarm::Slot(notify) => notify.notify_one(),
+            Alarm::Simulated(woken) => woken.store(true, Ordering::SeqCst),
+        }
+    }
+}
+
+impl fmt::Debug for Sleeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Sleeper({})", self.id)
+    }
+}
+
+/// How long turns should be, learnt from the messages that were timed.
+///
+/// A turn holds its worker. While handlers take nanoseconds, long turns are cheap and spare locks; when they take milliseconds, a turn of
+/// `batch_max` would keep every other lane of the dispatcher waiting for its whole length. So turns start at one message and grow as far as they fit
+/// into [`SLICE`]; and a turn that turns out to be slow ends at the next message.
+#[derive(Debug)]
+pub(crate) struct Tempo {
+    /// Average time of a message, in nanoseconds. Slow until known better.
+    average: u64,
+    /// Messages until the next one that is timed.
+    countdown: u32,
+    /// Time spent in this turn, as far as it was measured.
+    spent: u64,
+    /// When the clock was last read.
+    pub(crate) now: u64,
+}
+
+/// A turn should not take longer than this: a small multiple of what a wake-up costs, and not noticed by a person.
+const SLICE: u64 = 1_000_000;
+
+/// From here on messages are slow: every one of them is timed, and `explain` is told whose turn it is.
+const SLOW: u64 = 50_000;
+
+/// While messages are quick, one in this many is timed.
+const TIMED_ONE_IN: u32 = 16;
+
+impl Tempo {
+    pub(crate) fn new() -> Self {
+        Tempo { average: SLICE, countdown: 0, spent: 0, now: 0 }
+    }
+
+    pub(crate) fn is_slow(&self) -> bool {
+        self.average >= SLOW
+    }
+
+    /// How many messages the next turn may have.
+    pub(crate) fn limit(&self, most: usize) -> usize {
+        ((SLICE / self.average.max(1)) as usize).clamp(1, most)
+    }
+
+    pub(crate) fn begin(&mut self) {
+        self.spent = 0;
+    }
+
+    pub(crate) fn wants_time(&mut self) -> bool {
+        if self.countdown == 0 || self.is_slow() {
+            self.countdown = TIMED_ONE_IN;
+            return true;
+        }
+        self.countdown -= 1;
+        false
+    }
+
+    pub(crate) fn learn(&mut self, started: u64, ended: u64) {
+        let took = ended - started;
+        self.average = if took > self.average { took } else { (self.average * 3 + took) / 4 };
+        self.spent += took;
+        self.now = ended;
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.spent >= SLICE
+    }
+}
+
+thread_local! {
+    /// The engine whose handler this thread is running, by the address of its shared state; 0 for none.
+    static INSIDE: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Marks this thread as being inside a handler of an engine.
+pub(crate) struct Inside(usize);
+
+impl Inside {
+    pub(crate) fn enter(engine: usize) -> Self {
+        Inside(INSIDE.replace(engine))
+    }
+
+    pub(crate) fn is(engine: usize) -> bool {
+        INSIDE.get() == engine
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        INSIDE.set(self.0);
+    }
+}
+
+/// A worker's place in the topology: what others may change while it works.
+pub(crate) struct Seat<K, M> {
+    pub(crate) number: usize,
+    pub(crate) name: String,
+    pub(crate) counters: WorkerCounters,
+    /// Told to go.
+    pub(crate) dismissed: AtomicBool,
+    /// Has gone.
+    pub(crate) gone: AtomicBool,
+    row: Mutex<Vec<Arc<Dispatcher<K, M>>>>,
+    /// Raised whenever the row is changed.
+    version: AtomicU64,
+}
+
+impl<K, M> Seat<K, M> {
+    pub(crate) fn new(number: usize, name: String, row: Vec<Arc<Dispatcher<K, M>>>) -> Self {
+        Seat {
+            number,
+            name,
+            counters: WorkerCounters::default(),
+            dismissed: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
+            row: Mutex::new(row),
+            version: AtomicU64::new(1),
+        }
+    }
+
+    pub(crate) fn serves(&self) -> Vec<Arc<Dispatcher<K, M>>> {
+        lock(&self.row).clone()
+    }
+
+    pub(crate) fn assign(&self, row: Vec<Arc<Dispatcher<K, M>>>) {
+        *lock(&self.row) = row;
+        self.version.fetch_add(1, Ordering::Release);
+    }
+}
+
+/// What a worker found when it looked at its dispatchers.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Look {
+    /// A turn, now in its hands.
+    Turn,
+    /// Nothing anywhere.
+    Nothing,
+    /// All that it looked at were taken by others.
+    Contended,
+    /// It is not needed any more.
+    Leave,
+}
+
+/// A worker.
+pub(crate) struct Worker<K, M> {
+    pub(crate) shared: Arc<Shared<K, M>>,
+    pub(crate) seat: Arc<Seat<K, M>>,
+    pub(crate) sleeper: Sleeper,
+    row: Vec<Arc<Dispatcher<K, M>>>,
+    version: u64,
+    /// Where the next look begins.
+    cursor: usize,
+    /// Whose turn it has in its hands, if any.
+    serving: Option<usize>,
+    /// Where it was taken off the list to be woken, and has not looked since.
+    owed: Vec<usize>,
+    pub(crate) turn: Turn<K, M>,
+    pub(crate) tally: Tally,
+    pub(crate) tempo: Tempo,
+    /// Failed cycles in a row.
+    pub(crate) failures: u32,
+    full_turns: bool,
+}
+
+impl<K: Clone, M> Worker<K, M> {
+    pub(crate) fn new(shared: Arc<Shared<K, M>>, seat: Arc<Seat<K, M>>, sleeper: Sleeper, full_turns: bool) -> Self {
+        Worker {
+            shared,
+            seat,
+            sleeper,
+            row: Vec::new(),
+            version: 0,
+            cursor: 0,
+            serving: None,
+            owed: Vec::new(),
+            turn: Turn::new(),
+            tally: Tally::default(),
+            tempo: Tempo::new(),
+            failures: 0,
+            full_turns,
+        }
+    }
+
+    fn claimant(&self) -> Claimant<K> {
+        let most = self.shared.settings.batch_max;
+        Claimant {
+            worker: self.seat.number as u32,
+            now: self.tempo.now,
+            limit: if self.full_turns { most } else { self.tempo.limit(most) },
+            holder: (self.tempo.is_slow() || self.shared.needs_keys).then_some(K::clone as fn(&K) -> K),
+        }
+    }
+
+    /// Looks at its dispatchers, round-robin, for a turn.
+    pub(crate) fn look(&mut self) -> Look {
+        if self.seat.dismissed.load(Ordering::Acquire) {
+            return Look::Leave;
+        }
+        self.refresh();
+        let counters = &self.seat.counters;
+        WorkerCounters::add(&counters.polls, 1);
+        let (claimant, all) = (self.claimant(), self.row.len());
+        let (mut taken, mut stopped) = (0, 0);
+        for step in 0..all {
+            let place = (self.cursor + step) % all;
+            WorkerCounters::add(&counters.lock_attempts, 1);
+            match self.row[place].claim(&claimant, &mut self.turn, &self.shared.clock) {
+                Found::Turn => {
+                    self.took(place);
+                    return Look::Turn;
+                }
+                Found::Nothing => self.failures = 0,
+                Found::Stopped => stopped += 1,
+                Found::Taken => {
+                    WorkerCounters::add(&counters.lock_failures, 1);
+                    taken += 1;
+                }
+            }
+        }
+        match (stopped == all, taken) {
+            (true, _) => Look::Leave,
+            (false, 0) => {
+                self.owed.clear();
+                Look::Nothing
+            }
+            (false, _) => Look::Contended,
+        }
+    }
+
+    fn took(&mut self, place: usize) {
+        self.cursor = (place + 1) % self.row.len();
+        self.serving = Some(place);
+        self.failures = 0;
+        for owed in std::mem::take(&mut self.owed) {
+            if owed != place {
+                self.row[owed].pass_on();
+            }
+        }
+    }
+
+    /// Learns of changes to its row. Only between turns and while up.
+    fn refresh(&mut self) {
+        let version = self.seat.version.load(Ordering::Acquire);
+        if version != self.version {
+            self.row = self.seat.serves();
+            self.version = version;
+            self.cursor = 0;
+            self.owed.clear();
+        }
+    }
+
+    /// Runs the turn in its hands.
+    pub(crate) fn run(&mut self, handler: &dyn RunTurn<K, M>) -> Ending {
+        let _inside = Inside::enter(self.shared.address());
+        self.tempo.begin();
+        handler.run(&mut self.hand())
+    }
+
+    /// The turn in its hands, with what is needed to run it.
+    pub(crate) fn hand(&mut self) -> Run<'_, K, M> {
+        let place = self.serving.expect("a turn in hand");
+        Run {
+            turn: &mut self.turn,
+            tally: &mut self.tally,
+            tempo: &mut self.tempo,
+            around: Surroundings {
+                clock: &self.shared.clock,
+                retry: &self.shared.settings.retry,
+                on_fail: self.shared.settings.on_fail.as_ref(),
+                give_way: &self.shared.give_way,
+                dispatcher: &self.row[place].name,
+                worker: self.seat.number,
+            },
+        }
+    }
+
+    /// Ends the turn in its hands. True if it got the next one with it: a worker with one dispatcher settles and claims under one lock.
+    pub(crate) fn settle(&mut self, ending: Ending) -> bool {
+        let place = self.serving.take().expect("a turn in hand");
+        let dispatcher = self.row[place].clone();
+        let (fingerprint, released) = (self.turn.fingerprint, self.tally.released());
+        let stays = self.row.len() == 1
+            && !self.seat.dismissed.load(Ordering::Acquire)
+            && self.seat.version.load(Ordering::Acquire) == self.version;
+        let claimant = stays.then(|| self.claimant());
+        let (parcel, found) =
+            dispatcher.settle(&mut self.turn, ending, &self.tally, claimant.as_ref(), &self.shared.clock);
+        WorkerCounters::add(&self.seat.counters.handled, self.tally.started);
+        WorkerCounters::add(&self.seat.counters.turns, 1);
+        self.tally.clear();
+        self.shared.released(fingerprint, released);
+        if let Some(parcel) = parcel {
+            self.shared.deliver(parcel);
+        }
+        if found == Found::Turn {
+            self.took(place);
+        }
+        found == Found::Turn
+    }
+
+    /// Registers as a sleeper everywhere. `None` if it should look again instead; else until when it may sleep.
+    pub(crate) fn lie_down(&mut self) -> Option<Option<u64>> {
+        let mut until: Option<u64> = None;
+        for place in 0..self.row.len() {
+            let quiet = || self.shared.quiet.made_last();
+            match self.row[place].fall_asleep(&self.sleeper, &self.shared.clock, &quiet) {
+                Asleep::Until(due) => until = until.into_iter().chain(due).min(),
+                Asleep::Not => {
+                    self.get_up_from(place);
+                    return None;
+                }
+            }
+        }
+        let changed = self.seat.version.load(Ordering::Acquire) != self.version;
+        if changed || self.seat.dismissed.load(Ordering::Acquire) {
+            self.get_up_from(self.row.len());
+            return None;
+        }
+        WorkerCounters::add(&self.seat.counters.parks, 1);
+        Some(until)
+    }
+
+    /// Is up again.
+    pub(crate) fn get_up(&mut self) {
+        WorkerCounters::add(&self.seat.counters.wake_ups, 1);
+        self.get_up_from(self.row.len());
+    }
+
+    fn get_up_from(&mut self, places: usize) {
+        for place in 0..places {
+            if !self.row[place].rise(&self.sleeper) {
+                self.owed.push(place);
+            }
+        }
+    }
+
+    /// Is idle and will look again at once: tells those who wait for that, as lying down does.
+    pub(crate) fn stay_up(&self) {
+        self.row.iter().for_each(|dispatcher| dispatcher.room.made_last());
+        self.shared.quiet.made_last();
+    }
+
+    /// Whether a look would probably find something.
+    pub(crate) fn looks_busy(&self) -> bool {
+        self.row.iter().any(|dispatcher| dispatcher.looks_busy())
+    }
+}
+
+/// A worker that goes, for whatever reason, gives back what it has in its hands and hands its wake-ups on.
+impl<K, M> Drop for Worker<K, M> {
+    fn drop(&mut self) {
+        if let Some(place) = self.serving.take() {
+            let clock = &self.shared.clock;
+            let dispatcher = self.row[place].clone();
+            let (fingerprint, released) = (self.turn.fingerprint, self.tally.released());
+            let (parcel, _) = dispatcher.settle(&mut self.turn, Ending::Handled, &self.tally, None, clock);
+            self.shared.released(fingerprint, released);
+            if let Some(parcel) = parcel {
+                self.shared.deliver(parcel);
+            }
+        }
+        for dispatcher in &self.row {
+            dispatcher.rise(&self.sleeper);
+            dispatcher.pass_on();
+        }
+        self.seat.gone.store(true, Ordering::Release);
+        self.shared.quiet.made_last();
+    }
+}
