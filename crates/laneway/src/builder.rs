@@ -2,11 +2,13 @@
 
 use std::{fmt, hash::Hash, sync::Arc, time::Duration};
 
+use foldhash::quality::SeedableRandomState;
+
 use crate::{
     admission::{Bound, Dropped, EngineBound, Overflow},
     clock::Clock,
     dispatcher::{Dispatcher, Limits},
-    engine::{Engine, Handle, Layout, Settings, Shared},
+    engine::{Engine, Handle, Layout, Past, Settings, Shared},
     error::{BuildError, Problem},
     flows::{Flows, Mappings},
     handler::{Batch, BatchHandler, Batched, Closure, Context, Failure, Handler, RunTurn, Single},
@@ -299,7 +301,7 @@ where
             }
         };
         check(problems)?;
-        let shared = self.assemble(Clock::real(), spawn, foldhash::quality::RandomState::default());
+        let shared = self.assemble(Clock::real(), spawn, SeedableRandomState::random());
         // From here on a failure has to stop the workers that were started: the engine's drop does.
         let engine = Engine { handle: Handle { shared }, shut_down: false };
         for seat in &engine.handle.shared.layout.load().seats {
@@ -348,7 +350,7 @@ where
         self,
         clock: Clock,
         spawn: Spawn<K, M>,
-        hasher: foldhash::quality::RandomState,
+        hasher: SeedableRandomState,
     ) -> Arc<Shared<K, M>> {
         let topology = self.topology.unwrap_or_else(default_topology);
         let widest = topology.dispatchers.iter().map(|dispatcher| {
@@ -374,7 +376,7 @@ where
             let row = spec.serves.iter().filter_map(find).collect();
             Arc::new(Seat::new(number, spec.name.clone(), row))
         });
-        let seats = seats.collect();
+        let seats: Vec<_> = seats.collect();
         // A bound that the dispatchers' own cannot reach need not be counted.
         let reachable = capacity.saturating_mul(dispatchers.len()) > self.ingress_capacity;
         let engine_bound = reachable.then(|| EngineBound::new(self.ingress_capacity, self.control_reserve));
@@ -382,7 +384,9 @@ where
         let mappings = remembers.then(|| Mappings::new(self.flows));
         let mut settings = self.settings;
         settings.engine_overflow = self.overflow[Bound::Engine as usize];
-        let layout = Layout { epoch: 0, dispatchers, seats };
+        let (retired, past) = (Vec::new(), Past::default());
+        let next_seat = seats.len();
+        let layout = Layout { epoch: 0, dispatchers, seats, next_seat, retired, past };
         Arc::new(Shared::new(
             clock,
             settings,

@@ -12,7 +12,7 @@ use std::{
 };
 
 use crate::{
-    builder::start,
+    builder::{Spawn, start},
     dispatcher::Dispatcher,
     engine::{Handle, Layout, Shared},
     error::{BuildError, ChangeError, Problem},
@@ -146,9 +146,11 @@ where
     }
 
     fn wait_for_arrivals(&self) -> Result<(), ChangeError> {
-        let deadline = Instant::now() + ARRIVAL;
+        // In a simulation nobody else would take the steps that we wait for.
+        let limit = if matches!(self.spawn, Spawn::Simulated) { Duration::ZERO } else { ARRIVAL };
+        let deadline = Instant::now() + limit;
         let arrived = || self.layout.load().dispatchers.iter().all(|dispatcher| dispatcher.arriving() == 0);
-        if self.wait_until(deadline, arrived) { Ok(()) } else { Err(ChangeError::StillMoving(ARRIVAL)) }
+        if self.wait_until(deadline, arrived) { Ok(()) } else { Err(ChangeError::StillMoving(limit)) }
     }
 
     /// The next layout, and the seats in it that are new.
@@ -159,19 +161,30 @@ where
         let keep = |name: &String| old.position(name).map(|place| old.dispatchers[place].clone());
         let dispatchers: Vec<_> =
             plan.dispatchers.iter().map(|name| keep(name).unwrap_or_else(|| make(name))).collect();
-        let mut next_number = old.seats.iter().map(|seat| seat.number + 1).max().unwrap_or(0);
+        let mut next_seat = old.next_seat;
         let mut fresh = Vec::new();
         let mut seats = Vec::with_capacity(plan.rows.len());
         for (name, row) in &plan.rows {
             let kept = old.seats.iter().find(|seat| seat.name == *name).cloned();
             seats.push(kept.unwrap_or_else(|| {
-                let seat = Arc::new(Seat::new(next_number, name.clone(), serve(&dispatchers, row)));
-                next_number += 1;
+                let seat = Arc::new(Seat::new(next_seat, name.clone(), serve(&dispatchers, row)));
+                next_seat += 1;
                 fresh.push(seat.clone());
                 seat
             }));
         }
-        (Layout { epoch, dispatchers, seats }, fresh)
+        let gone = old.dispatchers.iter().filter(|dispatcher| !plan.dispatchers.contains(&dispatcher.name));
+        let mut retired: Vec<_> = old.retired.iter().chain(gone).cloned().collect();
+        let mut past = old.past.clone();
+        // Those that were removed by an earlier change and have nothing left are counted for good.
+        retired.retain(|dispatcher| {
+            let spent = old.retired.iter().any(|known| Arc::ptr_eq(known, dispatcher)) && dispatcher.is_spent();
+            if spent {
+                past.add(&dispatcher.stats());
+            }
+            !spent
+        });
+        (Layout { epoch, dispatchers, seats, next_seat, retired, past }, fresh)
     }
 
     /// Under all locks: every lane to its home, then the new layout for all to see.

@@ -83,12 +83,21 @@ struct Inner<K, M> {
     inbox: VecDeque<Arrival<K, M>>,
     /// At least as many as there are sleepers (rule 4).
     sleepers_hint: usize,
-    timekeeper: Option<Sleeper>,
+    /// Who sleeps with a timeout, and until when.
+    timekeeper: Option<(Sleeper, u64)>,
     counted: Counted,
     /// No more turns.
     stopped: bool,
     /// Messages that have left, whichever way.
     released: u64,
+}
+
+impl<K, M> Inner<K, M> {
+    /// Whether something will be due before anybody wakes for it.
+    fn is_unattended(&self) -> bool {
+        let kept_until = self.timekeeper.as_ref().map(|(_, until)| *until);
+        self.lanes.next_due().is_some_and(|due| kept_until.is_none_or(|until| until > due))
+    }
 }
 
 /// A dispatcher.
@@ -124,6 +133,8 @@ pub(crate) enum Found {
     Turn,
     /// Nothing to do here now.
     Nothing,
+    /// Nothing to do here now, but later, and nobody keeps the time: whoever goes elsewhere has to tell somebody.
+    NothingYet,
     /// Somebody else has the dispatcher at this moment.
     Taken,
     /// There will be no more turns here.
@@ -141,12 +152,13 @@ pub(crate) enum Asleep {
 
 /// Whom to wake once the locks are released.
 #[derive(Default)]
-struct Wakes([Option<Sleeper>; 2]);
+struct Wakes([Option<Sleeper>; 3]);
 
 impl Wakes {
     fn add(&mut self, sleeper: Option<Sleeper>) {
-        if let (Some(sleeper), Some(place)) = (sleeper, self.0.iter_mut().find(|place| place.is_none())) {
-            *place = Some(sleeper);
+        if sleeper.is_some() {
+            let place = self.0.iter_mut().find(|place| place.is_none());
+            *place.expect("one for an earlier timer, one for more work, one to keep the time") = sleeper;
         }
     }
 
@@ -400,7 +412,7 @@ impl<K, M> Dispatcher<K, M> {
         let released = inner.released;
         self.released.store(released, Ordering::Release);
         if settled.earlier_timer {
-            let keeper = inner.timekeeper.take();
+            let keeper = inner.timekeeper.take().map(|(keeper, _)| keeper);
             let keeper = keeper.or_else(|| self.take_sleeper(&mut inner));
             wakes.add(keeper);
         }
@@ -434,13 +446,16 @@ impl<K, M> Dispatcher<K, M> {
         }
         self.admit_some(inner);
         let now = if inner.lanes.keeps_time() || claimant.holder.is_some() { clock.now() } else { claimant.now };
-        if !inner.lanes.claim(now, claimant.limit, claimant.worker, turn, claimant.holder) {
-            return Found::Nothing;
-        }
-        if inner.lanes.has_ready() || !inner.inbox.is_empty() {
+        let claimed = inner.lanes.claim(now, claimant.limit, claimant.worker, turn, claimant.holder);
+        if claimed && (inner.lanes.has_ready() || !inner.inbox.is_empty()) {
             wakes.add(self.take_sleeper(inner));
         }
-        if inner.timekeeper.is_none() && inner.lanes.next_due().is_some() {
+        let unattended = inner.is_unattended();
+        if !claimed {
+            // Not a reason to wake anybody yet: this worker may lie down here itself.
+            return if unattended { Found::NothingYet } else { Found::Nothing };
+        }
+        if unattended {
             wakes.add(self.take_sleeper(inner));
         }
         Found::Turn
@@ -490,21 +505,21 @@ impl<K, M> Dispatcher<K, M> {
         let mut guard = lock(&self.inner);
         let inner = &mut *guard;
         let mut ingress = self.ingress();
+        admit_everything(inner, &mut ingress, self.hints());
         let due = inner.lanes.next_due();
-        let claimable = match inner.lanes.pace {
-            Some(_) => false,
-            None => inner.lanes.has_ready(),
-        };
-        let waiting = !ingress.buffer.is_empty() || !inner.inbox.is_empty();
-        if inner.stopped || waiting || claimable || due.is_some_and(|due| due <= clock.now()) {
+        // A paced dispatcher has something to do when its next place is due, and that is among what is due.
+        let claimable = inner.lanes.has_ready() && inner.lanes.pace.is_none();
+        if inner.stopped || claimable || due.is_some_and(|due| due <= clock.now()) {
             return Asleep::Not;
         }
         ingress.sleepers.push(sleeper.clone());
         inner.sleepers_hint = ingress.sleepers.len();
         let mut until = None;
-        if due.is_some() && inner.timekeeper.is_none() {
-            inner.timekeeper = Some(sleeper.clone());
-            until = due;
+        if let Some(due) = due
+            && inner.is_unattended()
+        {
+            inner.timekeeper = Some((sleeper.clone(), due));
+            until = Some(due);
         }
         let is_quiet = inner.lanes.is_quiet();
         if is_quiet {
@@ -521,10 +536,12 @@ impl<K, M> Dispatcher<K, M> {
         Asleep::Until(until)
     }
 
-    /// Takes a worker off the list when it is up again. False if somebody had taken it off to wake it.
+    /// Takes a worker off the list when it is up again. True if it leaves something to be seen to: it kept the time here, or somebody
+    /// had taken it off the list to wake it for work here.
     pub(crate) fn rise(&self, sleeper: &Sleeper) -> bool {
         let mut inner = lock(&self.inner);
-        if inner.timekeeper.as_ref().is_some_and(|keeper| keeper.is(sleeper)) {
+        let kept_time = inner.timekeeper.as_ref().is_some_and(|(keeper, _)| keeper.is(sleeper));
+        if kept_time {
             inner.timekeeper = None;
         }
         let mut ingress = self.ingress();
@@ -533,10 +550,10 @@ impl<K, M> Dispatcher<K, M> {
             ingress.sleepers.remove(place);
         }
         inner.sleepers_hint = ingress.sleepers.len();
-        place.is_some()
+        place.is_none() || kept_time
     }
 
-    /// Hands a wake-up on that was meant for work here, by a worker that found other work first. It may have kept the time, too.
+    /// Hands on what a worker left to be seen to here, because it found work elsewhere first.
     pub(crate) fn pass_on(&self) {
         let mut inner = lock(&self.inner);
         let sleeper = self.take_sleeper(&mut inner);
@@ -665,6 +682,39 @@ impl<K, M> Dispatcher<K, M> {
         }
     }
 
+    /// Checks all that must be true here between two steps; says whether there is something that a worker could do now.
+    pub(crate) fn audit(&self, now: u64) -> Result<bool, String> {
+        let inner = lock(&self.inner);
+        let ingress = self.ingress();
+        inner.lanes.audit()?;
+        let held = inner.lanes.waiting_messages() + inner.lanes.taken_messages();
+        let outstanding = (held + inner.inbox.len() + ingress.buffer.len()) as u64;
+        let released = inner.counted.done + inner.counted.failed + inner.counted.evicted.total() + ingress.drops.total();
+        if inner.released != released {
+            return Err(format!("{} released, but {released} are counted", inner.released));
+        }
+        if ingress.accepted != released + outstanding {
+            let accepted = ingress.accepted;
+            return Err(format!("accepted {accepted} = {released} settled or dropped + {outstanding} outstanding"));
+        }
+        let open = !inner.stopped && !inner.lanes.paused;
+        let pending = !inner.inbox.is_empty() || !ingress.buffer.is_empty();
+        let due = inner.lanes.next_due().is_some_and(|due| due <= now);
+        let ready = inner.lanes.has_ready() && inner.lanes.pace.is_none();
+        Ok(open && (pending || ready || due))
+    }
+
+    /// When something is due here, if that is later.
+    pub(crate) fn next_due(&self) -> Option<u64> {
+        lock(&self.inner).lanes.next_due()
+    }
+
+    /// Messages accepted and not settled.
+    pub(crate) fn outstanding(&self) -> u64 {
+        let inner = lock(&self.inner);
+        self.ingress().accepted - inner.released
+    }
+
     // ── the end ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// Step 1 of the shutdown.
@@ -679,10 +729,6 @@ impl<K, M> Dispatcher<K, M> {
         self.wake_all();
     }
 
-    pub(crate) fn running_lanes(&self) -> usize {
-        lock(&self.inner).lanes.running_lanes()
-    }
-
     pub(crate) fn taken_messages(&self) -> usize {
         lock(&self.inner).lanes.taken_messages()
     }
@@ -695,6 +741,11 @@ impl<K, M> Dispatcher<K, M> {
         let mut items = Vec::with_capacity(inner.lanes.waiting_messages());
         inner.lanes.give_back(&mut items);
         items
+    }
+
+    /// What a dispatcher that was removed has to remember: nothing, once its last turn has settled.
+    pub(crate) fn is_spent(&self) -> bool {
+        self.outstanding() == 0
     }
 
     // ── reconfiguration ────────────────────────────────────────────────────────────────────────────────────────────

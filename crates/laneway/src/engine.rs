@@ -15,10 +15,13 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use foldhash::quality::SeedableRandomState;
 
 use crate::{
+    Builder,
     admission::{
-        Admission, Appetite, BatchReport, Bound, Cancel, Dropped, EngineBound, Evicted, Offer, Overflow, Room,
+        Admission, Appetite, BatchReport, Bound, Cancel, Dropped, Drops, EngineBound, Evicted, Offer, Overflow, Refusals,
+        Room,
     },
     clock::Clock,
     dispatcher::Dispatcher,
@@ -31,12 +34,10 @@ use crate::{
     outcome::RetryPolicy,
     placement::{Among, ByHash, LooksAt, Placement},
     shutdown::ShutdownReport,
-    stats::{Account, Snapshot},
+    stats::{Account, DispatcherStats, Snapshot},
     sync::{Mutex, lock},
     worker::{Backoff, Inside, Seat, WaitStrategy},
 };
-
-pub use crate::builder::Builder;
 
 /// What is called with a message that was dropped.
 pub(crate) type OnDrop<K, M> = Box<dyn Fn(Message<K, M>, Dropped) + Send + Sync>;
@@ -58,9 +59,39 @@ pub(crate) struct Layout<K, M> {
     pub(crate) epoch: u64,
     pub(crate) dispatchers: Vec<Arc<Dispatcher<K, M>>>,
     pub(crate) seats: Vec<Arc<Seat<K, M>>>,
+    /// The number of the next seat. None is given twice: a worker that was dismissed may still be on its way out.
+    pub(crate) next_seat: usize,
+    /// Removed dispatchers whose last turns have not settled.
+    pub(crate) retired: Vec<Arc<Dispatcher<K, M>>>,
+    /// What those before them have counted.
+    pub(crate) past: Past,
+}
+
+/// What dispatchers counted that are no more.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Past {
+    pub(crate) account: Account,
+    drops: Drops,
+    refusals: Refusals,
+}
+
+impl Past {
+    pub(crate) fn add(&mut self, stats: &DispatcherStats) {
+        self.account += stats.account;
+        self.drops.add(&stats.drops);
+        self.refusals.add(&stats.refusals);
+    }
 }
 
 impl<K, M> Layout<K, M> {
+    /// The sum over all dispatchers that are or were.
+    pub(crate) fn total(&self, dispatchers: &[DispatcherStats]) -> Past {
+        let mut total = self.past.clone();
+        dispatchers.iter().for_each(|stats| total.add(stats));
+        self.retired.iter().for_each(|dispatcher| total.add(&dispatcher.stats()));
+        total
+    }
+
     pub(crate) fn position(&self, name: &str) -> Option<usize> {
         self.dispatchers.iter().position(|dispatcher| dispatcher.name == name)
     }
@@ -84,7 +115,7 @@ impl<K, M> Among for Layout<K, M> {
 /// What the engine, its handles and its workers share.
 pub(crate) struct Shared<K, M> {
     pub(crate) clock: Clock,
-    hasher: foldhash::quality::RandomState,
+    hasher: SeedableRandomState,
     pub(crate) settings: Settings<K, M>,
     pub(crate) layout: ArcSwap<Layout<K, M>>,
     pub(crate) placement: Box<dyn Placement<K>>,
@@ -148,7 +179,7 @@ impl<K, M> Shared<K, M> {
         engine_bound: Option<EngineBound>,
         limits: crate::dispatcher::Limits,
         spawn: crate::builder::Spawn<K, M>,
-        hasher: foldhash::quality::RandomState,
+        hasher: SeedableRandomState,
     ) -> Self {
         let looks_at = placement.looks_at();
         Shared {
@@ -706,11 +737,12 @@ impl<K, M> Handle<K, M> {
         let active_mappings = shared.mappings.as_ref().map_or(0, expire);
         let layout = shared.layout.load();
         let dispatchers: Vec<_> = layout.dispatchers.iter().map(|dispatcher| dispatcher.stats()).collect();
-        let mut account = Account::default();
-        dispatchers.iter().for_each(|dispatcher| account += dispatcher.account);
+        let total = layout.total(&dispatchers);
         Snapshot {
             at: Duration::from_nanos(now),
-            account,
+            account: total.account,
+            drops: total.drops,
+            refusals: total.refusals,
             active_mappings,
             late: shared.mappings.as_ref().map_or(0, Mappings::late),
             expired_flows: shared.mappings.as_ref().map_or(0, Mappings::expired),

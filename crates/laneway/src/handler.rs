@@ -163,7 +163,7 @@ impl<K, M> Run<'_, K, M> {
     /// Takes note of the time of a message, if it is one of those that are timed.
     pub(crate) fn time(&mut self, accepted: u64, started: u64) {
         if started > 0 {
-            let ended = self.around.clock.now();
+            let ended = self.around.clock.now().max(started);
             self.tempo.learn(started, ended);
             if accepted > 0 {
                 self.tally.samples.push(Sample { accepted: accepted.min(started), started, ended });
@@ -241,7 +241,7 @@ impl<K, M, H: Handler<K, M>> RunTurn<K, M> for Single<H> {
     fn run(&self, run: &mut Run<'_, K, M>) -> Ending {
         let note = Cell::new(None);
         loop {
-            let in_handler = Cell::new(false);
+            let (in_handler, before) = (Cell::new(false), run.turn.items.len());
             // One landing mat for the whole turn: what happened before a panic is in `run` already.
             let result = catch_unwind(AssertUnwindSafe(|| self.run_until_trouble(run, &note, &in_handler)));
             let outcome = match result {
@@ -249,7 +249,7 @@ impl<K, M, H: Handler<K, M>> RunTurn<K, M> for Single<H> {
                 Ok(Some(outcome)) => outcome,
                 Err(panic) => {
                     run.tally.panics += 1;
-                    if !in_handler.get() {
+                    if !in_handler.get() && run.turn.items.len() < before {
                         // The drop of a body that was done. Its successor is not to blame.
                         continue;
                     }

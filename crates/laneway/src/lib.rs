@@ -17,10 +17,13 @@ mod flows;
 mod handler;
 mod lane;
 mod message;
+#[cfg(loom)]
+#[doc(hidden)]
+pub mod model;
 mod outcome;
 mod placement;
 mod shutdown;
-mod sim;
+pub mod sim;
 mod stats;
 mod sync;
 mod topology;

@@ -36,14 +36,25 @@ impl<K, M> Shared<K, M> {
         self.wait_until(deadline, || self.layout.load().dispatchers.iter().all(|dispatcher| dispatcher.is_quiet()))
     }
 
-    /// Step 3: no more turns; waits for those that run.
-    fn stop(&self, deadline: Instant) -> bool {
+    /// Step 3: no more turns; those that run give way.
+    pub(crate) fn stop(&self) {
         self.give_way.store(true, Ordering::Release);
         let layout = self.layout.load();
-        for dispatcher in &layout.dispatchers {
+        for dispatcher in layout.dispatchers.iter().chain(&layout.retired) {
             dispatcher.stop();
         }
-        self.wait_until(deadline, || layout.seats.iter().all(|seat| seat.gone.load(Ordering::Acquire)))
+    }
+
+    /// Step 4: what is left.
+    pub(crate) fn give_back(&self) -> ShutdownReport<K, M> {
+        let layout = self.layout.load();
+        let (mut returned, mut still_running) = (Vec::new(), 0);
+        for dispatcher in layout.dispatchers.iter().chain(&layout.retired) {
+            returned.extend(dispatcher.give_back().into_iter().map(|item| item.message));
+            still_running += dispatcher.taken_messages();
+        }
+        let dispatchers: Vec<_> = layout.dispatchers.iter().map(|dispatcher| dispatcher.stats()).collect();
+        ShutdownReport { account: layout.total(&dispatchers).account, returned, still_running }
     }
 
     pub(crate) fn wait_until(&self, deadline: Instant, mut reached: impl FnMut() -> bool) -> bool {
@@ -64,19 +75,12 @@ impl<K, M> Shared<K, M> {
     pub(crate) fn shut_down(&self, drain: Duration) -> ShutdownReport<K, M> {
         let _changes = crate::sync::lock(&self.changing);
         self.close();
-        let now = Instant::now();
-        self.wait_quiet(now + drain.min(FAR_FUTURE));
-        let grace = self.settings.shutdown_grace.min(FAR_FUTURE);
-        self.stop(Instant::now() + grace);
-        let layout = self.layout.load();
-        let mut returned = Vec::new();
-        for dispatcher in &layout.dispatchers {
-            returned.extend(dispatcher.give_back().into_iter().map(|item| item.message));
-        }
-        let still_running = layout.dispatchers.iter().map(|dispatcher| dispatcher.taken_messages()).sum();
-        let mut account = Account::default();
-        layout.dispatchers.iter().for_each(|dispatcher| account += dispatcher.stats().account);
-        ShutdownReport { account, returned, still_running }
+        self.wait_quiet(Instant::now() + drain.min(FAR_FUTURE));
+        self.stop();
+        let grace = Instant::now() + self.settings.shutdown_grace.min(FAR_FUTURE);
+        let layout = self.layout.load_full();
+        self.wait_until(grace, || layout.seats.iter().all(|seat| seat.gone.load(Ordering::Acquire)));
+        self.give_back()
     }
 }
 

@@ -58,8 +58,15 @@ impl fmt::Display for Account {
 }
 
 /// A distribution of times, from the messages that were timed (see `latency_sampling`).
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Latency(Histogram<u64>);
+
+impl fmt::Debug for Latency {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (p50, p99) = (self.p50(), self.p99());
+        write!(f, "Latency({} samples, p50 {p50:?}, p99 {p99:?}, max {:?})", self.samples(), self.max())
+    }
+}
 
 impl Latency {
     pub(crate) fn new() -> Self {
@@ -315,8 +322,12 @@ pub struct DispatcherStats {
 pub struct Snapshot {
     /// When it was taken, since the engine was built.
     pub at: Duration,
-    /// The sum over the dispatchers.
+    /// The sum over the dispatchers, those that were removed included.
     pub account: Account,
+    /// Drops over all dispatchers.
+    pub drops: Drops,
+    /// Refusals over all dispatchers.
+    pub refusals: Refusals,
     /// Flows that are being tracked: mappings from a key to its dispatcher.
     pub active_mappings: usize,
     /// Messages that came for a flow that had finished.
@@ -330,20 +341,6 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Drops over all dispatchers.
-    pub fn drops(&self) -> Drops {
-        let mut sum = Drops::default();
-        self.dispatchers.iter().for_each(|dispatcher| sum.add(&dispatcher.drops));
-        sum
-    }
-
-    /// Refusals over all dispatchers.
-    pub fn refusals(&self) -> Refusals {
-        let mut sum = Refusals::default();
-        self.dispatchers.iter().for_each(|dispatcher| sum.add(&dispatcher.refusals));
-        sum
-    }
-
     /// The handlers' latency over all dispatchers.
     pub fn service(&self) -> Latency {
         let mut sum = Latency::new();

@@ -10,8 +10,9 @@ pub(crate) use loom::{
         Condvar, Mutex, MutexGuard,
         atomic::{AtomicU64, AtomicUsize},
     },
-    thread::{Thread, current, park},
 };
+#[cfg(loom)]
+pub(crate) use token::{Thread, current, park};
 #[cfg(not(loom))]
 pub(crate) use std::{
     sync::{
@@ -73,5 +74,35 @@ impl<T> std::ops::Deref for Padded<T> {
     type Target = T;
     fn deref(&self) -> &T {
         &self.0
+    }
+}
+
+/// Parking under loom. Its own `park` forgets a token that comes while the thread waits for a lock, which std's does not; so
+/// the token is a loom `Notify` here, one per thread. It also wakes without a reason once, as std's may.
+#[cfg(loom)]
+mod token {
+    use std::sync::Arc;
+
+    use loom::sync::Notify;
+
+    #[derive(Clone, Debug)]
+    pub(crate) struct Thread(Arc<Notify>);
+
+    loom::thread_local! {
+        static TOKEN: Thread = Thread(Arc::new(Notify::new()));
+    }
+
+    impl Thread {
+        pub(crate) fn unpark(&self) {
+            self.0.notify();
+        }
+    }
+
+    pub(crate) fn current() -> Thread {
+        TOKEN.with(Thread::clone)
+    }
+
+    pub(crate) fn park() {
+        current().0.wait();
     }
 }

@@ -33,11 +33,14 @@ pub(super) fn telling_name(path: &Path) -> Vec<Finding> {
         .collect()
 }
 
-/// A source file begins by saying what it is for.
+/// A source file begins by saying what it is for, or by including the document that does.
 pub(super) fn opens_with_prose(text: &str) -> Vec<Finding> {
-    match text.lines().next().and_then(|line| line.strip_prefix("//!")) {
-        Some(prose) if !prose.trim().is_empty() => Vec::new(),
-        _ => vec![Finding::new(1, "does not open with `//!` and a sentence on its role")],
+    let first = text.lines().next().unwrap_or_default();
+    let includes_prose = first.starts_with("#![doc = include_str!(");
+    let is_prose = first.strip_prefix("//!").is_some_and(|prose| !prose.trim().is_empty());
+    match is_prose || includes_prose {
+        true => Vec::new(),
+        false => vec![Finding::new(1, "does not open with `//!` and a sentence on its role")],
     }
 }
 
@@ -158,6 +161,7 @@ mod tests {
         assert_eq!(lines(opens_with_prose("//!\n//! Late.\n")), [1]);
         assert_eq!(lines(opens_with_prose("")), [1]);
         assert!(opens_with_prose("//! What it is for.\n").is_empty());
+        assert!(opens_with_prose("#![doc = include_str!(\"../README.md\")]\n").is_empty());
     }
 
     #[test]

@@ -28,6 +28,7 @@
 //!
 //! See `docs/design/ordering.md` for the locks around this and for why nobody sleeps while a lane is ready.
 
+mod audit;
 mod ready;
 mod waiting;
 
@@ -320,6 +321,8 @@ impl<K, M> Lanes<K, M> {
         let lane = &mut self.lanes[id as usize];
         debug_assert!(lane.waiting.is_empty() && lane.taken == 0);
         lane.extra = None;
+        // A timer that is still set for this place must not find what it was set for.
+        lane.state = State::Aside;
         lane.next = self.free;
         let fingerprint = lane.fingerprint;
         self.free = id;
@@ -469,12 +472,17 @@ impl<K, M> Lanes<K, M> {
             Ending::ParkMessage { note } => lane.extra.get_or_insert_default().note = note,
             Ending::Handled => {}
         }
-        if asked_to_park {
+        self.rest_or_park(id, asked_to_park, now);
+        false
+    }
+
+    /// Parks a lane that was asked to, if it has anything to stop in front of.
+    fn rest_or_park(&mut self, id: u32, asked_to_park: bool, now: u64) {
+        if asked_to_park && !self.lanes[id as usize].waiting.is_empty() {
             self.park_now(id, now);
         } else {
             self.rest(id);
         }
-        false
     }
 
     /// Ready if there is more to do, else gone, unless something was put aside.
@@ -753,12 +761,11 @@ impl<K, M> Lanes<K, M> {
             lane.extra.get_or_insert_default().note = note;
         }
         match state {
-            State::Parked { since } => self.park_now(id, since),
-            _ if asked_to_park => self.park_now(id, now),
-            State::Deferred { until, .. } => {
+            State::Parked { since } => self.rest_or_park(id, true, since),
+            State::Deferred { until, .. } if !asked_to_park => {
                 self.defer(id, until);
             }
-            _ => self.rest(id),
+            _ => self.rest_or_park(id, asked_to_park, now),
         }
     }
 

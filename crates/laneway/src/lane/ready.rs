@@ -3,7 +3,7 @@
 //! Taking the next lane is a pop, whatever the number of lanes. A higher tier goes first, but after
 //! [`PATIENCE`] lanes in a row have been preferred to a waiting lower tier, one of those has its turn: no lane starves.
 
-use super::{Lane, waiting::NONE};
+use super::{Lane, State, waiting::NONE};
 use crate::message::Priority;
 
 /// How many lanes may be preferred in a row. Small enough that a low lane waits for milliseconds, large enough
@@ -71,6 +71,23 @@ impl Ready {
         let id = self.tiers[self.choose_tier()].head;
         self.remove(lanes, id);
         Some(id)
+    }
+
+    /// Counts the lanes by following the links, and checks that each is in the list of its tier and is ready.
+    pub(super) fn walk<K>(&self, lanes: &[Lane<K>]) -> Result<usize, String> {
+        let mut count = 0;
+        for (tier, ends) in self.tiers.iter().enumerate() {
+            let (mut id, mut previous) = (ends.head, NONE);
+            while id != NONE {
+                let lane = &lanes[id as usize];
+                if lane.previous != previous || usize::from(lane.tier) != tier || lane.state != State::Ready {
+                    return Err(format!("lane {id} is {:?} in tier {}, listed in {tier}", lane.state, lane.tier));
+                }
+                (previous, id) = (id, lane.next);
+                count += 1;
+            }
+        }
+        Ok(count)
     }
 
     fn choose_tier(&mut self) -> usize {

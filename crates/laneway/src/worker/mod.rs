@@ -6,7 +6,7 @@
 //! # How a worker that serves several dispatchers sleeps
 //!
 //! It lies down at one after the other. If it finds work at the third, it gets up from the first two again. Somebody may have taken
-//! it off their lists meanwhile to wake it; that wake-up was for work there, so it is handed on when the worker takes work elsewhere.
+//! it off their lists meanwhile to wake it, or it may have kept the time there; whichever it was, it is handed on when the worker takes work elsewhere.
 
 #[cfg(feature = "tokio")]
 pub(crate) mod slot;
@@ -176,6 +176,11 @@ impl Tempo {
         ((SLICE / self.average.max(1)) as usize).clamp(1, most)
     }
 
+    /// Makes the next turns this long at the most; for the simulator.
+    pub(crate) fn expect_turns_of(&mut self, messages: usize) {
+        self.average = SLICE / messages.max(1) as u64;
+    }
+
     pub(crate) fn begin(&mut self) {
         self.spent = 0;
     }
@@ -286,7 +291,7 @@ pub(crate) struct Worker<K, M> {
     cursor: usize,
     /// Whose turn it has in its hands, if any.
     serving: Option<usize>,
-    /// Where it was taken off the list to be woken, and has not looked since.
+    /// Where it left something to be seen to when it got up, and has not looked since.
     owed: Vec<usize>,
     pub(crate) turn: Turn<K, M>,
     pub(crate) tally: Tally,
@@ -296,7 +301,10 @@ pub(crate) struct Worker<K, M> {
     full_turns: bool,
 }
 
-impl<K: Clone, M> Worker<K, M> {
+impl<K, M> Worker<K, M>
+where
+    K: Clone,
+{
     pub(crate) fn new(shared: Arc<Shared<K, M>>, seat: Arc<Seat<K, M>>, sleeper: Sleeper, full_turns: bool) -> Self {
         Worker {
             shared,
@@ -344,6 +352,10 @@ impl<K: Clone, M> Worker<K, M> {
                     return Look::Turn;
                 }
                 Found::Nothing => self.failures = 0,
+                Found::NothingYet => {
+                    self.failures = 0;
+                    self.owed.push(place);
+                }
                 Found::Stopped => stopped += 1,
                 Found::Taken => {
                     WorkerCounters::add(&counters.lock_failures, 1);
@@ -365,7 +377,7 @@ impl<K: Clone, M> Worker<K, M> {
         self.cursor = (place + 1) % self.row.len();
         self.serving = Some(place);
         self.failures = 0;
-        for owed in std::mem::take(&mut self.owed) {
+        for owed in self.owed.drain(..) {
             if owed != place {
                 self.row[owed].pass_on();
             }
@@ -462,7 +474,7 @@ impl<K: Clone, M> Worker<K, M> {
 
     fn get_up_from(&mut self, places: usize) {
         for place in 0..places {
-            if !self.row[place].rise(&self.sleeper) {
+            if self.row[place].rise(&self.sleeper) {
                 self.owed.push(place);
             }
         }

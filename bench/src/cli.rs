@@ -1,0 +1,233 @@
+//! The options of `bench engine`, the same for the front door and for `laneway-bench`.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail, ensure};
+use clap::Args;
+
+use crate::contender::Entry;
+use crate::targets;
+use crate::workload::{self, Amount, Cost, Distribution, KeysType, Kind, Layout, Tuning, Workload};
+
+/// Options of `bench engine`.
+#[derive(Args, Clone, Debug)]
+pub struct EngineArgs {
+    /// Workloads: W1 to W6, W1-batch64, W1-producers4, memory, scaling, free [default: W1,W2,W3,W4]
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    pub workload: Vec<String>,
+    /// Contenders, by name [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    pub contenders: Vec<String>,
+    /// Rounds; the contenders take turns in each, and start with another one each time
+    #[arg(long, default_value_t = 3, value_name = "N")]
+    pub rounds: u32,
+    /// Shortest duration of a run
+    #[arg(long, default_value_t = 1.0, value_name = "SECONDS")]
+    pub seconds: f64,
+    /// Write every value to this file, one JSON object per line
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write a bar chart of the medians to this file
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
+    /// Compare with the targets; chooses the contenders that have one unless --contenders is given
+    #[arg(long)]
+    pub targets: bool,
+    /// List workloads and contenders, and do nothing else
+    #[arg(long)]
+    pub list: bool,
+    /// Laneway's topology [default: what the workload is made for]
+    #[arg(long, value_enum)]
+    pub topology: Option<Layout>,
+    /// Keys; in `memory`, keys that come and go
+    #[arg(long, value_name = "N")]
+    pub keys: Option<u64>,
+    /// Options of the workload `free`.
+    #[command(flatten)]
+    pub free: FreeArgs,
+}
+
+/// Options of the workload `free`. What is not given is as in W1.
+#[derive(Args, Clone, Debug, Default, PartialEq)]
+#[command(next_help_heading = "The workload `free`")]
+pub struct FreeArgs {
+    /// Worker threads, or slots where the handler waits and the contender is async
+    #[arg(long, value_name = "N")]
+    pub workers: Option<usize>,
+    /// How messages are spread over keys
+    #[arg(long, value_enum)]
+    pub distribution: Option<Distribution>,
+    /// What the handler does: spin-ns:N, sleep-us:N or sleep-us:MIN-MAX [default: nothing]
+    #[arg(long, value_parser = Cost::parse)]
+    pub cost: Option<Cost>,
+    /// Open loop: messages per second
+    #[arg(long, value_name = "N")]
+    pub rate: Option<u64>,
+    /// Exactly so many messages [default: as many as fit in --seconds]
+    #[arg(long, value_name = "N")]
+    pub messages: Option<u64>,
+    /// Producer threads, each with keys of its own
+    #[arg(long, value_name = "N")]
+    pub producers: Option<usize>,
+    /// Messages per submission
+    #[arg(long, value_name = "N")]
+    pub batch: Option<usize>,
+    /// The type of the keys
+    #[arg(long, value_enum)]
+    pub keys_type: Option<KeysType>,
+}
+
+impl EngineArgs {
+    /// The workloads that were asked for, checked.
+    pub fn workloads(&self) -> Result<Vec<Workload>> {
+        ensure!(self.rounds > 0, "--rounds must be at least 1");
+        ensure!(self.seconds > 0.0 && self.seconds <= 600.0, "--seconds must be more than 0, at most 600");
+        let names = self.workload_names();
+        if self.free != FreeArgs::default() && !names.contains(&"free") {
+            bail!(
+                "--workers, --distribution, --cost, --rate, --messages, --producers, --batch and --keys-type describe --workload free"
+            );
+        }
+        let tuning = self.tuning();
+        let mut workloads = Vec::new();
+        for name in names {
+            match name {
+                "free" => workloads.push(self.free.workload(&tuning)?),
+                _ => workloads.extend(workload::named(name, &tuning)?),
+            }
+        }
+        Ok(workloads)
+    }
+
+    /// The contenders that were asked for, Laneway first where it is among them.
+    pub fn choose(&self, contenders: &[Entry]) -> Result<Vec<Entry>> {
+        for name in &self.contenders {
+            if !contenders.iter().any(|entry| entry.name == name) {
+                let known: Vec<_> = contenders.iter().map(|entry| entry.name).collect();
+                bail!("unknown contender {name:?}: expected one of {}", known.join(", "));
+            }
+        }
+        let wanted = |entry: &&Entry| {
+            if !self.contenders.is_empty() {
+                self.contenders.iter().any(|name| name == entry.name)
+            } else {
+                !self.targets || targets::mention(entry.name)
+            }
+        };
+        Ok(contenders.iter().filter(wanted).copied().collect())
+    }
+
+    fn workload_names(&self) -> Vec<&str> {
+        match self.workload.is_empty() {
+            true => vec!["W1", "W2", "W3", "W4"],
+            false => self.workload.iter().map(String::as_str).collect(),
+        }
+    }
+
+    fn tuning(&self) -> Tuning {
+        Tuning { seconds: self.seconds, layout: self.topology, keys: self.keys }
+    }
+}
+
+impl FreeArgs {
+    fn workload(&self, tuning: &Tuning) -> Result<Workload> {
+        let base = Workload::tiny("free", tuning);
+        let cost = self.cost.unwrap_or(base.cost);
+        let waits = matches!(cost, Cost::SleepMicroseconds { .. });
+        let workload = Workload {
+            kind: if waits { Kind::Waiting } else { base.kind },
+            distribution: self.distribution.unwrap_or(base.distribution),
+            keys: tuning.keys.unwrap_or(base.keys),
+            keys_type: self.keys_type.unwrap_or(base.keys_type),
+            cost,
+            amount: self.messages.map_or(base.amount, Amount::Messages),
+            workers: self.workers.unwrap_or(base.workers),
+            producers: self.producers.unwrap_or(base.producers),
+            batch: self.batch.unwrap_or(base.batch),
+            ..base
+        };
+        ensure!(workload.keys > 0, "--keys must be at least 1");
+        ensure!(workload.workers > 0, "--workers must be at least 1");
+        ensure!(workload.producers > 0, "--producers must be at least 1");
+        ensure!(workload.batch > 0, "--batch must be at least 1");
+        ensure!(self.rate != Some(0), "--rate must be at least 1");
+        Ok(match self.rate {
+            Some(rate) => workload
+                .open_loop(rate, self.messages.map_or(tuning.seconds, |count| count as f64 / rate as f64)),
+            None => workload,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        engine: EngineArgs,
+    }
+
+    fn parse(arguments: &[&str]) -> EngineArgs {
+        Program::try_parse_from(["program"].iter().chain(arguments)).unwrap().engine
+    }
+
+    #[test]
+    fn without_options_the_four_throughput_workloads_run() {
+        let names: Vec<_> =
+            parse(&[]).workloads().unwrap().into_iter().map(|workload| workload.name).collect();
+        assert_eq!(names, ["W1", "W2", "W3", "W4"]);
+    }
+
+    #[test]
+    fn workloads_may_be_repeated_or_separated_by_commas() {
+        let args = parse(&["--workload", "W1,W5", "--workload", "W6"]);
+        let names: Vec<_> = args.workloads().unwrap().into_iter().map(|workload| workload.name).collect();
+        assert_eq!(names, ["W1", "W5-1000", "W5-5000", "W6"]);
+    }
+
+    #[test]
+    fn a_free_workload_is_as_described() {
+        let args = parse(&[
+            "--workload",
+            "free",
+            "--workers",
+            "8",
+            "--keys",
+            "50",
+            "--distribution",
+            "hot",
+            "--cost",
+            "sleep-us:300",
+            "--messages",
+            "1000",
+            "--producers",
+            "2",
+            "--batch",
+            "16",
+            "--topology",
+            "pool",
+        ]);
+        let free = args.workloads().unwrap().remove(0);
+        assert_eq!((free.workers, free.keys, free.producers, free.batch), (8, 50, 2, 16));
+        assert_eq!(
+            (free.kind, free.layout, free.amount),
+            (Kind::Waiting, Layout::Pool, Amount::Messages(1000))
+        );
+    }
+
+    #[test]
+    fn mistakes_are_told() {
+        assert!(
+            parse(&["--cost", "spin-ns:5"]).workloads().is_err(),
+            "free options without the free workload"
+        );
+        assert!(parse(&["--workload", "W7"]).workloads().is_err());
+        assert!(parse(&["--rounds", "0"]).workloads().is_err());
+        assert!(parse(&["--workload", "free", "--workers", "0"]).workloads().is_err());
+        assert!(parse(&["--contenders", "nobody"]).choose(&[]).is_err());
+    }
+}

@@ -1,0 +1,39 @@
+//! `laneway-bench`: Laneway beside its peers.
+//!
+//! Exits with 0 when every run was correct, with 1 when one broke order, exclusion or counts or did not end, or when the
+//! options contradict each other, and with 2 for options that do not exist.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use laneway_bench::cli::EngineArgs;
+use laneway_bench::{child, contenders, engine};
+
+/// Benchmarks of Laneway beside its peers.
+#[derive(Parser)]
+#[command(name = "laneway-bench", version)]
+struct Program {
+    #[command(subcommand)]
+    bench: Bench,
+}
+
+#[derive(Subcommand)]
+enum Bench {
+    /// The engine: order per key, in one process
+    Engine(Box<EngineArgs>),
+}
+
+fn main() -> ExitCode {
+    let contenders = contenders::all();
+    if let Some(code) = child::serve(&contenders) {
+        return code;
+    }
+    let Bench::Engine(args) = Program::parse().bench;
+    match engine::run(&args, &contenders) {
+        Ok(_) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

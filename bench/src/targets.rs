@@ -1,0 +1,234 @@
+//! The targets: what Laneway should reach beside its peers, in the same run.
+//!
+//! Each goal compares two medians and has a floor and a stretch. `--targets` prints those for which there are figures; no
+//! test asserts them, because they hold on a quiet machine only.
+
+use comfy_table::presets::ASCII_MARKDOWN;
+use comfy_table::{Cell, Color, Table};
+
+use crate::PRODUCT;
+use crate::report::Report;
+
+/// The peers of the table of rates, in its order.
+const PEERS: [&str; 7] = [
+    "crossbeam-hash",
+    "disruptor",
+    "busy-flag",
+    "lock-free-dispatcher",
+    "tokio-lanes",
+    "kameo",
+    "group-scan",
+];
+
+/// Floor and stretch of the rate, as multiples of each peer's.
+const RATES: [(&str, [(f64, f64); 7]); 4] = [
+    ("W1", [(1.2, 2.0), (0.9, 1.5), (6.0, 10.0), (5.0, 9.0), (18.0, 30.0), (30.0, 60.0), (300.0, 1000.0)]),
+    ("W2", [(1.0, 1.8), (0.9, 1.4), (6.0, 10.0), (5.0, 8.0), (20.0, 35.0), (15.0, 30.0), (300.0, 800.0)]),
+    ("W3", [(1.2, 2.0), (0.8, 1.4), (6.0, 12.0), (8.0, 14.0), (25.0, 40.0), (25.0, 50.0), (300.0, 1000.0)]),
+    ("W4", [(1.2, 2.0), (0.9, 1.4), (10.0, 16.0), (10.0, 18.0), (22.0, 35.0), (50.0, 90.0), (300.0, 1000.0)]),
+];
+
+const RATE: &str = "messages_per_second";
+
+/// One median: of a metric, of a contender, in a workload.
+#[derive(Clone, Copy, Debug)]
+struct Figure {
+    workload: &'static str,
+    contender: &'static str,
+    metric: &'static str,
+}
+
+impl Figure {
+    fn of(self, report: &Report) -> Option<f64> {
+        Some(report.summary(self.workload, self.contender, self.metric)?.median)
+    }
+}
+
+/// Which way is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Better {
+    Higher,
+    Lower,
+}
+
+/// A ratio that should be reached.
+#[derive(Clone, Copy, Debug)]
+struct Goal {
+    text: &'static str,
+    ours: Figure,
+    theirs: Figure,
+    floor: f64,
+    stretch: Option<f64>,
+    better: Better,
+}
+
+/// How a ratio compares with its goal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Stretch,
+    Pass,
+    Below,
+}
+
+impl Goal {
+    fn measured(&self, report: &Report) -> Option<f64> {
+        let base = self.theirs.of(report)?;
+        (base > 0.0).then_some(self.ours.of(report)? / base)
+    }
+
+    fn verdict(&self, ratio: f64) -> Verdict {
+        let reaches = |limit: f64| match self.better {
+            Better::Higher => ratio >= limit,
+            Better::Lower => ratio <= limit,
+        };
+        match self.stretch {
+            Some(stretch) if reaches(stretch) => Verdict::Stretch,
+            _ if reaches(self.floor) => Verdict::Pass,
+            _ => Verdict::Below,
+        }
+    }
+}
+
+/// The table of rates, cell by cell.
+fn rate_goals() -> impl Iterator<Item = Goal> {
+    RATES.iter().flat_map(|(workload, cells)| {
+        PEERS.iter().zip(cells).map(move |(peer, (floor, stretch))| Goal {
+            text: "rate",
+            ours: Figure { workload, contender: PRODUCT, metric: RATE },
+            theirs: Figure { workload, contender: peer, metric: RATE },
+            floor: *floor,
+            stretch: Some(*stretch),
+            better: Better::Higher,
+        })
+    })
+}
+
+/// The targets that stand beside the table.
+fn other_goals() -> Vec<Goal> {
+    let figure = |workload, contender, metric| Figure { workload, contender, metric };
+    let goal =
+        |text, ours, theirs, floor, stretch, better| Goal { text, ours, theirs, floor, stretch, better };
+    let rate = |text, ours: (&'static str, &'static str), theirs: (&'static str, &'static str), floor| {
+        goal(
+            text,
+            figure(ours.0, ours.1, RATE),
+            figure(theirs.0, theirs.1, RATE),
+            floor,
+            None,
+            Better::Higher,
+        )
+    };
+    let lower = |text, workload, metric, peer, limit| {
+        goal(
+            text,
+            figure(workload, PRODUCT, metric),
+            figure(workload, peer, metric),
+            limit,
+            None,
+            Better::Lower,
+        )
+    };
+    let batch = ("W1-batch64", PRODUCT);
+    vec![
+        rate("batches of 64", batch, ("W1-batch64", "crossbeam-hash"), 2.5),
+        rate("batches of 64, stretch", batch, ("W1-batch64", "disruptor-single"), 0.8),
+        rate("four producers, against one", ("W1-producers4", PRODUCT), ("W1", PRODUCT), 0.8),
+        rate("four producers", ("W1-producers4", PRODUCT), ("W1-producers4", "crossbeam-hash"), 1.0),
+        rate("hot key, against uniform", ("W3", PRODUCT), ("W1", PRODUCT), 0.9),
+        lower("CPU per message", "W1", "cpu_nanoseconds_per_message", "crossbeam-hash", 1.0),
+        efficiency("W5-1000"),
+        efficiency("W5-5000"),
+        lower("p50 from submission", "W6", "latency_from_submission_p50_seconds", "kameo", 0.8),
+        lower("p99 from submission", "W6", "latency_from_submission_p99_seconds", "kameo", 0.5),
+    ]
+}
+
+fn efficiency(workload: &'static str) -> Goal {
+    let figure = |contender| Figure { workload, contender, metric: "efficiency" };
+    Goal {
+        text: "efficiency, against timers without keys",
+        ours: figure(PRODUCT),
+        theirs: figure("tokio-timers"),
+        floor: 0.98,
+        stretch: None,
+        better: Better::Higher,
+    }
+}
+
+fn goals() -> impl Iterator<Item = Goal> {
+    rate_goals().chain(other_goals())
+}
+
+/// Whether a contender appears in a goal.
+pub fn mention(contender: &str) -> bool {
+    goals().any(|goal| contender == goal.ours.contender || contender == goal.theirs.contender)
+}
+
+/// Prints every goal for which there are figures.
+pub fn print(report: &Report) {
+    let mut table = Table::new();
+    table.load_style(ASCII_MARKDOWN);
+    table.set_header(["workload", "target", "against", "floor", "stretch", "measured", "verdict"]);
+    for goal in goals() {
+        if let Some(ratio) = goal.measured(report) {
+            table.add_row(row(&goal, ratio));
+        }
+    }
+    println!("\nTargets: laneway as a multiple of a peer, medians of the same run\n\n{table}");
+}
+
+fn row(goal: &Goal, ratio: f64) -> Vec<Cell> {
+    let sign = if goal.better == Better::Higher { "≥" } else { "≤" };
+    let (verdict, color) = match goal.verdict(ratio) {
+        Verdict::Stretch => ("PASS, stretch", Color::Green),
+        Verdict::Pass => ("PASS", Color::Green),
+        Verdict::Below => ("BELOW", Color::Red),
+    };
+    let against = if goal.theirs.contender == PRODUCT { goal.theirs.workload } else { goal.theirs.contender };
+    vec![
+        Cell::new(goal.ours.workload),
+        Cell::new(goal.text),
+        Cell::new(against),
+        Cell::new(format!("{sign} {}", goal.floor)),
+        Cell::new(goal.stretch.map_or("–".into(), |stretch| format!("{sign} {stretch}"))),
+        Cell::new(format!("{ratio:.2}")),
+        Cell::new(verdict).fg(color),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(ours: f64, theirs: f64) -> Report {
+        let mut report = Report::default();
+        report.add_value("W1", PRODUCT, 1, RATE.into(), ours);
+        report.add_value("W1", "crossbeam-hash", 1, RATE.into(), theirs);
+        report
+    }
+
+    fn verdict(ours: f64, theirs: f64) -> Verdict {
+        let goal = rate_goals().next().unwrap();
+        goal.verdict(goal.measured(&report(ours, theirs)).unwrap())
+    }
+
+    #[test]
+    fn floor_and_stretch_are_told_apart() {
+        assert_eq!(verdict(11.0, 10.0), Verdict::Below);
+        assert_eq!(verdict(12.0, 10.0), Verdict::Pass);
+        assert_eq!(verdict(20.0, 10.0), Verdict::Stretch);
+    }
+
+    #[test]
+    fn lower_is_better_where_it_is() {
+        let goal = other_goals().into_iter().find(|goal| goal.text == "p50 from submission").unwrap();
+        assert_eq!(goal.verdict(0.7), Verdict::Pass);
+        assert_eq!(goal.verdict(0.9), Verdict::Below);
+    }
+
+    #[test]
+    fn goals_without_figures_are_silent() {
+        let with_figures = rate_goals().filter(|goal| goal.measured(&report(1.0, 1.0)).is_some());
+        assert_eq!(with_figures.count(), 1);
+    }
+}

@@ -1,0 +1,205 @@
+//! What cannot work is said at once, with what would be right: all problems of a builder together, each in words.
+
+mod witness;
+
+use std::time::Duration;
+
+use laneway::{
+    Backoff, Bound, BuildError, Builder, Engine, Overflow, Problem, Refusal, RetryPolicy, Topology,
+};
+use witness::{DEADLINE, send};
+
+fn builder() -> Builder<u64, u64> {
+    Engine::builder().topology(Topology::pool(1)).handle(|_, _| ())
+}
+
+#[track_caller]
+fn problems(builder: Builder<u64, u64>) -> Vec<Problem> {
+    builder.build().expect_err("it cannot work").problems
+}
+
+#[track_caller]
+fn says(builder: Builder<u64, u64>, text: &str) {
+    let error = builder.build().expect_err("it cannot work").to_string();
+    assert_eq!(error, format!("the engine cannot be built\n  {text}"));
+}
+
+#[test]
+fn no_workers() {
+    says(builder().topology(Topology::pool(0)), "the topology has no worker: give it at least one");
+    says(builder().topology(Topology::partitioned(2, 0)), "the topology has no worker: give it at least one");
+}
+
+#[test]
+fn no_dispatchers() {
+    let nothing = [Problem::NoDispatchers, Problem::NoWorkers];
+    assert_eq!(problems(builder().topology(Topology::per_worker(0))), nothing);
+    assert_eq!(problems(builder().topology(Topology::partitioned(0, 4))), nothing);
+    assert_eq!(problems(builder().topology(Topology::builder().build())), nothing);
+    let no_rows: [Vec<&str>; 0] = [];
+    assert_eq!(problems(builder().topology(Topology::assigned(no_rows, |_| "a"))), nothing);
+    assert_eq!(Problem::NoDispatchers.to_string(), "the topology has no dispatcher: give it at least one");
+}
+
+#[test]
+fn a_capacity_of_zero() {
+    let settings: [(&str, fn(Builder<u64, u64>) -> Builder<u64, u64>); 5] = [
+        ("ingress_capacity", |b| b.ingress_capacity(0)),
+        ("worker_queue_capacity", |b| b.worker_queue_capacity(0)),
+        ("lane_capacity", |b| b.lane_capacity(0)),
+        ("lanes_max", |b| b.lanes_max(0)),
+        ("batch_max", |b| b.batch_max(0)),
+    ];
+    for (what, set) in settings {
+        says(set(builder()), &format!("{what} is zero: nothing could ever be accepted"));
+    }
+}
+
+#[test]
+fn partitions_that_are_not_a_power_of_two() {
+    says(
+        builder().topology(Topology::partitioned(6, 1)),
+        "6 partitions: the number must be a power of two, such as 4 or 8",
+    );
+}
+
+#[test]
+fn rows_that_make_no_sense() {
+    let rows = |rows: Vec<Vec<&'static str>>| builder().topology(Topology::assigned(rows, |_| "a"));
+    says(rows(vec![vec!["a"], vec![]]), "worker 1 serves no dispatcher: name at least one in its row");
+    says(rows(vec![vec!["a", "b", "a"]]), "worker 0 serves dispatcher \"a\" twice: name it once");
+}
+
+#[test]
+fn names_that_are_there_twice() {
+    let twice = Topology::builder().dispatcher("a").dispatcher("a").worker("w", ["a"]).build();
+    says(builder().topology(twice), "there are two dispatchers called \"a\": names are unique");
+}
+
+#[test]
+fn workers_of_one_name() {
+    let twice = Topology::builder().dispatcher("a").worker("w", ["a"]).worker("w", ["a"]).build();
+    says(builder().topology(twice), "there are two workers called \"w\": names are unique");
+}
+
+#[test]
+fn names_that_nobody_has() {
+    let unknown = Topology::builder().dispatcher("a").dispatcher("b").worker("w", ["a", "b", "c"]).build();
+    says(
+        builder().topology(unknown),
+        "worker 0 serves dispatcher \"c\", which does not exist: there are \"a\", \"b\"",
+    );
+    let unserved = Topology::builder().dispatcher("a").dispatcher("b").worker("w", ["a"]).build();
+    says(builder().topology(unserved), "no worker serves dispatcher \"b\": add it to a worker's row");
+}
+
+#[test]
+fn a_pace_that_is_none() {
+    for pace in [0.0, -1.0, f64::NAN] {
+        let paced = Topology::builder().dispatcher_paced("a", pace).worker("w", ["a"]).build();
+        says(builder().topology(paced), "the pace per second is not a positive number: it must be above zero");
+    }
+}
+
+#[test]
+fn policies_out_of_range() {
+    let retry = |policy| builder().retry(policy);
+    says(
+        retry(RetryPolicy { max_attempts: 0, ..RetryPolicy::default() }),
+        "max_attempts of the retry policy is 0: it must be at least 1",
+    );
+    says(
+        retry(RetryPolicy { multiplier: 0.5, ..RetryPolicy::default() }),
+        "multiplier of the retry policy is 0.5: it must be at least 1",
+    );
+    assert_eq!(problems(retry(RetryPolicy { multiplier: f64::NAN, ..RetryPolicy::default() })).len(), 1);
+    let backoff = |backoff| builder().backoff(backoff);
+    says(
+        backoff(Backoff { multiplier: 1.0, ..Backoff::default() }),
+        "multiplier of the backoff is 1: it must be above 1",
+    );
+    says(
+        backoff(Backoff { base: Duration::from_secs(1), ..Backoff::default() }),
+        "base of the backoff is 1s: it must be below its max",
+    );
+    says(
+        builder().overflow_at(Bound::Lanes, Overflow::DropOldest),
+        "overflow at the number of lanes is DropOldest: it must be another policy: dropping a message does not free a lane",
+    );
+}
+
+#[test]
+fn no_handler() {
+    let built = Engine::<u64, u64>::builder().build();
+    let error = built.unwrap_err();
+    assert_eq!(error, BuildError { problems: vec![Problem::NoHandler] });
+    assert!(error.to_string().ends_with("there is no handler: call handle, handle_batch, handle_async or handler"));
+}
+
+#[test]
+fn everything_at_once() {
+    let built = Engine::<u64, u64>::builder()
+        .topology(Topology::partitioned(3, 0))
+        .ingress_capacity(0)
+        .lanes_max(0)
+        .retry(RetryPolicy { max_attempts: 0, ..RetryPolicy::default() })
+        .build();
+    let error = built.unwrap_err();
+    assert_eq!(error.problems.len(), 6, "{error}");
+    let kinds = |kind: fn(&Problem) -> bool| error.problems.iter().filter(|problem| kind(problem)).count();
+    assert_eq!(kinds(|p| matches!(p, Problem::NoWorkers)), 1);
+    assert_eq!(kinds(|p| matches!(p, Problem::NotAPowerOfTwo { partitions: 3, .. })), 1);
+    assert_eq!(kinds(|p| matches!(p, Problem::ZeroCapacity { .. })), 2);
+    assert_eq!(kinds(|p| matches!(p, Problem::NoHandler)), 1);
+}
+
+#[cfg(feature = "tokio")]
+#[test]
+fn an_async_handler_without_a_runtime() {
+    let built = Engine::<u64, u64>::builder().topology(Topology::pool(1)).handle_async(|_| async {}).build();
+    let error = built.unwrap_err().to_string();
+    let expected = "an async handler needs a tokio runtime: build the engine inside one, or pass its handle to `runtime`";
+    assert_eq!(error, format!("the engine cannot be built\n  {expected}"));
+}
+
+#[test]
+fn submit_after_close() {
+    let engine = builder().build().unwrap();
+    engine.close();
+    let refused = engine.submit((1, 9)).unwrap_err();
+    assert_eq!((refused.reason, refused.message.key, refused.message.body), (Refusal::Closed, 1, 9));
+    assert_eq!(refused.to_string(), "refused: the engine is closed");
+    assert_eq!(format!("{refused:?}"), "Refused { reason: Closed, .. }", "bodies need not be Debug");
+    assert_eq!(engine.try_submit((1, 9)).unwrap_err().reason, Refusal::Closed);
+}
+
+#[test]
+fn a_placement_that_answers_nonsense_refuses() {
+    struct Beyond;
+    impl laneway::Placement<u64> for Beyond {
+        fn looks_at(&self) -> laneway::LooksAt {
+            laneway::LooksAt::Key
+        }
+        fn place(&self, key: &u64, _: u64, among: &dyn laneway::Among) -> Option<usize> {
+            assert!(!among.is_empty());
+            match key {
+                0 => Some(0),
+                1 => Some(among.len()),
+                _ => None,
+            }
+        }
+    }
+    let engine = builder().topology(Topology::pool(2).placed(Beyond)).build().unwrap();
+    send(&engine, [(0, 0)]);
+    (1..3).for_each(|key| assert_eq!(engine.submit((key, 0)).unwrap_err().reason, Refusal::NoSuchDispatcher));
+    assert!((1..3).all(|key| engine.explain(&key).is_none() && !engine.park(&key, "no")));
+    assert!(engine.wait_quiet(DEADLINE));
+}
+
+#[test]
+fn the_smallest_engine_there_can_be() {
+    let engine = builder().ingress_capacity(1).worker_queue_capacity(1).lane_capacity(1).lanes_max(1).batch_max(1).build().unwrap();
+    send(&engine, (0..500).map(|number| (number, 0)));
+    assert!(engine.wait_quiet(DEADLINE));
+    assert_eq!(engine.snapshot().account.done, 500);
+}

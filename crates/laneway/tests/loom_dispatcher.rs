@@ -1,0 +1,364 @@
+//! The protocol of `docs/design/ordering.md` under every interleaving of a few threads.
+//!
+//! Each model is the engine itself, with loom's locks, atomics and parking instead of std's (`src/sync.rs`), two or three threads, and a handful of
+//! messages. Loom runs it again and again until it has taken every turning that a bounded number of preemptions allows. What is
+//! checked: what was accepted is handled once and in order, or comes back; no key is in two pairs of hands; and nobody sleeps
+//! beside work. The last shows as a deadlock, which loom reports: most models let two turns wait for each other, so that
+//! both have to be taken, and all end with a shutdown, which waits for everyone.
+//!
+//! ```text
+//! RUSTFLAGS="--cfg loom" cargo test -p laneway --release --test loom_dispatcher
+//! ```
+//!
+//! Two preemptions unless `LOOM_MAX_PREEMPTIONS` says otherwise; two find every race that we know of, three take some
+//! twenty times as long.
+
+#![cfg(loom)]
+
+use std::sync::{Arc, Mutex as StdMutex, atomic::{AtomicUsize, Ordering::SeqCst}};
+
+use laneway::{
+    Admission, Among, Bound, Builder, Engine, Flows, LooksAt, Message, Overflow, Placement, Refusal, Topology,
+    model::Model,
+};
+use loom::{
+    sync::{Condvar, Mutex, atomic::AtomicBool},
+    thread,
+};
+
+/// The keys of all models.
+const KEYS: usize = 2;
+const A: u8 = 0;
+const B: u8 = 1;
+
+fn check(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound.get_or_insert(2);
+    builder.max_branches = 10_000;
+    let (started, executions) = (std::time::Instant::now(), Arc::new(AtomicUsize::new(0)));
+    let counted = executions.clone();
+    builder.check(move || {
+        counted.fetch_add(1, SeqCst);
+        model();
+    });
+    eprintln!("{} executions in {:?}", executions.load(SeqCst), started.elapsed());
+}
+
+/// Sees every turn and every message. What it keeps in std's locks is of no concern to loom: nobody waits for them.
+struct Witness {
+    in_hands: [AtomicBool; KEYS],
+    handled: StdMutex<Vec<(u8, u8)>>,
+    dropped: StdMutex<Vec<(u8, u8)>>,
+}
+
+impl Witness {
+    fn new() -> Arc<Self> {
+        let in_hands = [AtomicBool::new(false), AtomicBool::new(false)];
+        Arc::new(Witness { in_hands, handled: StdMutex::default(), dropped: StdMutex::default() })
+    }
+
+    /// Holds a key in its hands: nobody else may.
+    fn hold(&self, key: u8, meanwhile: impl FnOnce()) {
+        let held = self.in_hands[key as usize].swap(true, SeqCst);
+        assert!(!held, "key {key} in two pairs of hands");
+        meanwhile();
+        self.in_hands[key as usize].store(false, SeqCst);
+    }
+
+    fn handled(&self) -> Vec<(u8, u8)> {
+        self.handled.lock().unwrap().clone()
+    }
+
+    fn handled_of(&self, key: u8) -> Vec<u8> {
+        self.handled().into_iter().filter(|(of, _)| *of == key).map(|(_, body)| body).collect()
+    }
+
+    fn dropped(&self) -> Vec<(u8, u8)> {
+        self.dropped.lock().unwrap().clone()
+    }
+}
+
+/// An engine that tells the witness of every message.
+fn engine(witness: &Arc<Witness>, topology: Topology<u8>) -> Builder<u8, u8> {
+    let (handles, drops) = (witness.clone(), witness.clone());
+    Engine::builder()
+        .topology(topology)
+        .latency_sampling(0)
+        .on_drop(move |message, _| drops.dropped.lock().unwrap().push((message.key, message.body)))
+        .handle(move |context, body: &mut u8| handles.handled.lock().unwrap().push((*context.key(), *body)))
+}
+
+/// Starts the worker of a seat; `meanwhile` is called with every key that it has in its hands.
+fn hire(
+    model: &Model,
+    seat: usize,
+    witness: &Arc<Witness>,
+    meanwhile: impl Fn(u8) + 'static,
+) -> thread::JoinHandle<()> {
+    let (model, witness) = (model.clone(), witness.clone());
+    thread::spawn(move || model.work(seat, |key| witness.hold(key, || meanwhile(key))))
+}
+
+/// Where the first turns of two keys wait for each other.
+struct Meeting {
+    present: Mutex<[bool; KEYS]>,
+    complete: Condvar,
+}
+
+impl Meeting {
+    fn new() -> Arc<Self> {
+        Arc::new(Meeting { present: Mutex::new([false; KEYS]), complete: Condvar::new() })
+    }
+
+    fn attend(&self, key: u8) {
+        let mut present = self.present.lock().unwrap();
+        present[key as usize] = true;
+        if present.iter().all(|present| *present) {
+            self.complete.notify_all();
+        }
+        while !present.iter().all(|present| *present) {
+            present = self.complete.wait(present).unwrap();
+        }
+    }
+}
+
+fn accept(model: &Model, message: impl Into<Message<u8, u8>>) {
+    assert_eq!(model.handle.submit(message).unwrap(), Admission::Accepted);
+}
+
+/// Drains, and asserts that nothing is left and everything adds up.
+fn drain(model: &Model, workers: impl IntoIterator<Item = thread::JoinHandle<()>>) {
+    let report = model.shut_down(true);
+    workers.into_iter().for_each(|worker| worker.join().unwrap());
+    model.audit();
+    assert!(report.returned.is_empty() && report.still_running == 0, "{report:?}");
+    assert!(report.account.balances() && report.account.outstanding == 0, "{}", report.account);
+}
+
+/// One producer, one worker that goes to sleep whenever there is nothing: pushing against lying down (pitfalls 003.1 to 003.3).
+#[test]
+fn a_worker_sleeps_through_no_message() {
+    check(|| {
+        let witness = Witness::new();
+        let model = Model::new(engine(&witness, Topology::pool(1)));
+        let worker = hire(&model, 0, &witness, |_| ());
+        accept(&model, (A, 1));
+        accept(&model, (B, 1));
+        accept(&model, (A, 2));
+        drain(&model, [worker]);
+        assert_eq!(witness.handled_of(A), [1, 2]);
+        assert_eq!(witness.handled_of(B), [1]);
+    });
+}
+
+/// Two workers, two keys whose first turns wait for each other: whoever takes one lane has to see to the other (pitfall 001.5).
+#[test]
+fn two_workers_take_two_keys_at_once_and_each_in_order() {
+    check(|| {
+        let (witness, meeting) = (Witness::new(), Meeting::new());
+        let model = Model::new(engine(&witness, Topology::pool(2)));
+        let workers = [0, 1].map(|seat| {
+            let meeting = meeting.clone();
+            hire(&model, seat, &witness, move |key| meeting.attend(key))
+        });
+        accept(&model, (A, 1));
+        accept(&model, (A, 2));
+        accept(&model, (B, 1));
+        drain(&model, workers);
+        assert_eq!(witness.handled_of(A), [1, 2]);
+        assert_eq!(witness.handled_of(B), [1]);
+    });
+}
+
+/// Both workers serve both dispatchers. One that is woken for both finds work at one of them, and has to hand the other wake-up on.
+#[test]
+fn a_wake_up_at_another_dispatcher_is_handed_on() {
+    check(|| {
+        let (witness, meeting) = (Witness::new(), Meeting::new());
+        let name = |key: &u8| if *key == A { "a" } else { "b" };
+        let model = Model::new(engine(&witness, Topology::assigned([["a", "b"], ["b", "a"]], name)));
+        let workers = [0, 1].map(|seat| {
+            let meeting = meeting.clone();
+            hire(&model, seat, &witness, move |key| meeting.attend(key))
+        });
+        accept(&model, (A, 1));
+        accept(&model, (B, 1));
+        drain(&model, workers);
+        assert_eq!(witness.handled().len(), 2);
+    });
+}
+
+/// A submitter that waits for room against the worker that makes it, at the bound of the dispatcher.
+#[test]
+fn a_blocked_submitter_does_not_sleep_beside_room() {
+    check(|| {
+        let witness = Witness::new();
+        let model = Model::new(engine(&witness, Topology::pool(1)).worker_queue_capacity(1));
+        let worker = hire(&model, 0, &witness, |_| ());
+        (1..=3).for_each(|body| accept(&model, (A, body)));
+        drain(&model, [worker]);
+        assert_eq!(witness.handled_of(A), [1, 2, 3]);
+    });
+}
+
+/// The same at the bound of the engine, which is counted without a lock.
+#[test]
+fn a_submitter_blocked_by_the_engine_does_not_sleep_beside_room() {
+    check(|| {
+        let witness = Witness::new();
+        let model = Model::new(engine(&witness, Topology::pool(1)).ingress_capacity(1));
+        let worker = hire(&model, 0, &witness, |_| ());
+        (1..=3).for_each(|body| accept(&model, (A, body)));
+        drain(&model, [worker]);
+        assert_eq!(witness.handled_of(A), [1, 2, 3]);
+    });
+}
+
+/// Two submitters want the only place. Both get it, one after the other.
+#[test]
+fn two_blocked_submitters_both_get_in() {
+    check(|| {
+        let witness = Witness::new();
+        let model = Model::new(engine(&witness, Topology::pool(1)).worker_queue_capacity(1));
+        let worker = hire(&model, 0, &witness, |_| ());
+        let other = {
+            let model = model.clone();
+            thread::spawn(move || accept(&model, (A, 1)))
+        };
+        accept(&model, (B, 1));
+        other.join().unwrap();
+        drain(&model, [worker]);
+        assert_eq!(witness.handled().len(), 2);
+    });
+}
+
+/// A submitter that waits for room when the engine closes is refused, and has its message back.
+#[test]
+fn a_blocked_submitter_is_refused_at_the_end() {
+    check(|| {
+        let witness = Witness::new();
+        let model = Model::new(engine(&witness, Topology::pool(1)).worker_queue_capacity(1));
+        accept(&model, (A, 1));
+        let blocked = {
+            let model = model.clone();
+            thread::spawn(move || {
+                let refused = model.handle.submit((A, 2)).unwrap_err();
+                assert_eq!((refused.reason, refused.message.body), (Refusal::Closed, 2));
+            })
+        };
+        model.handle.close();
+        blocked.join().unwrap();
+    });
+}
+
+/// Submitting against a shutdown that does not wait: what was accepted is handled or given back, in order; the rest is refused.
+#[test]
+fn nothing_is_lost_between_submit_and_shutdown() {
+    check(|| {
+        let witness = Witness::new();
+        let model = Model::new(engine(&witness, Topology::pool(1)));
+        let worker = hire(&model, 0, &witness, |_| ());
+        let submitter = {
+            let model = model.clone();
+            thread::spawn(move || {
+                let accepted = (1..=3).take_while(|body| model.handle.submit((A, *body)).is_ok());
+                accepted.collect::<Vec<u8>>()
+            })
+        };
+        let report = model.shut_down(false);
+        let accepted = submitter.join().unwrap();
+        worker.join().unwrap();
+        model.audit();
+        let returned = report.returned.iter().map(|message| message.body);
+        let seen: Vec<u8> = witness.handled_of(A).into_iter().chain(returned).collect();
+        assert_eq!(seen, accepted);
+        assert_eq!(report.account.outstanding, report.returned.len() as u64);
+        assert_eq!(report.still_running, 0);
+    });
+}
+
+/// Placement by load: the mapping of a key goes when its last message is settled, against the submission of the next, which may be
+/// placed elsewhere (pitfalls 000.1 and 000.2).
+#[test]
+fn a_key_is_never_on_two_dispatchers() {
+    check(|| {
+        let witness = Witness::new();
+        let model = Model::new(engine(&witness, Topology::per_worker(2)));
+        let workers = [0, 1].map(|seat| hire(&model, seat, &witness, |_| ()));
+        (1..=2).for_each(|body| accept(&model, (A, body)));
+        drain(&model, workers);
+        assert_eq!(witness.handled_of(A), [1, 2]);
+    });
+}
+
+/// A flow that finishes against its own late event.
+#[test]
+fn a_late_event_stays_behind_its_finish() {
+    check(|| {
+        let witness = Witness::new();
+        let model = Model::new(engine(&witness, Topology::per_worker(2)).flows(Flows::default()));
+        let workers = [0, 1].map(|seat| hire(&model, seat, &witness, |_| ()));
+        accept(&model, Message::finish(A, 1));
+        accept(&model, Message::new(A, 2));
+        drain(&model, workers);
+        assert_eq!(witness.handled_of(A), [1, 2]);
+        let snapshot = model.handle.snapshot();
+        assert_eq!((snapshot.active_mappings, snapshot.late), (0, 1), "the late event leaves nothing behind");
+    });
+}
+
+/// Eviction of the oldest against the worker that takes it: each message is handled or dropped, and no control message is dropped (pitfall 000.7).
+#[test]
+fn the_oldest_is_evicted_or_taken_and_never_both() {
+    check(|| {
+        let witness = Witness::new();
+        let builder = engine(&witness, Topology::pool(1)).worker_queue_capacity(1).control_reserve(1);
+        let model = Model::new(builder.overflow_at(Bound::Dispatcher, Overflow::DropOldest));
+        let worker = hire(&model, 0, &witness, |_| ());
+        let mut refused = 0;
+        for message in [Message::start(A, 1), Message::new(A, 2), Message::new(B, 3)] {
+            match model.handle.submit(message) {
+                Ok(admission) => assert_eq!(admission, Admission::Accepted),
+                // The only one there is in flight, or a control message.
+                Err(refusal) => {
+                    assert_eq!(refusal.reason, Refusal::Full(Bound::Dispatcher));
+                    refused += 1;
+                }
+            }
+        }
+        drain(&model, [worker]);
+        let (handled, dropped) = (witness.handled(), witness.dropped());
+        assert_eq!(handled.len() + dropped.len() + refused, 3);
+        assert!(handled.contains(&(A, 1)), "a start is never dropped");
+        assert!(!handled.iter().any(|message| dropped.contains(message)));
+        assert!(witness.handled_of(A).is_sorted());
+    });
+}
+
+/// One dispatcher for all while there is one, then one for each key.
+struct ByNumber;
+
+impl Placement<u8> for ByNumber {
+    fn looks_at(&self) -> LooksAt {
+        LooksAt::Key
+    }
+    fn place(&self, key: &u8, _: u64, among: &dyn Among) -> Option<usize> {
+        Some(*key as usize % among.len())
+    }
+}
+
+/// A lane moves to a new dispatcher while it may be in flight at the old one, and while more comes for it.
+#[test]
+fn a_lane_that_moves_waits_for_the_end_of_its_turn() {
+    check(|| {
+        let witness = Witness::new();
+        let topology = Topology::builder().dispatcher("x").worker("w0", ["x"]).worker("w1", ["x"]).build();
+        let model = Model::new(engine(&witness, topology.placed(ByNumber)));
+        let workers = [0, 1].map(|seat| hire(&model, seat, &witness, |_| ()));
+        accept(&model, (B, 1));
+        accept(&model, (B, 2));
+        model.handle.add_dispatcher("y", &["w1"]).unwrap();
+        drain(&model, workers);
+        assert_eq!(witness.handled_of(B), [1, 2]);
+    });
+}

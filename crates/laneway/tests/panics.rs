@@ -1,0 +1,311 @@
+//! Code of the user that panics: in a handler, in a callback, in a drop, in a hash, in a clone.
+//!
+//! A panic belongs to the message that caused it. Afterwards the worker is there, the lane goes on, other lanes never noticed, and the account
+//! balances. Panics print their backtraces into the output of these tests: that is what was asked for.
+
+mod witness;
+
+use std::{
+    hash::{Hash, Hasher},
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc, Barrier,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use laneway::{Batch, Engine, Exhausted, Failure, Handle, Message, Outcome, Overflow, RetryPolicy, Topology};
+use witness::{DEADLINE, Log, Witness, send, within};
+
+fn assert_balanced<K, M>(engine: &Handle<K, M>) {
+    let snapshot = engine.snapshot();
+    assert!(snapshot.account.balances(), "{}", snapshot.account);
+    assert_eq!(snapshot.account.outstanding, 0, "{}", snapshot.account);
+    assert!(snapshot.dispatchers.iter().all(|d| d.active_lanes == 0 && d.in_flight == 0));
+}
+
+fn panics<K, M>(engine: &Handle<K, M>) -> u64 {
+    engine.snapshot().dispatchers.iter().map(|d| d.panics).sum()
+}
+
+#[test]
+fn a_panicking_handler_fails_its_message_and_nothing_else() {
+    let (witness, failures) = (Witness::new(), Log::new());
+    let (witness_too, failures_too) = (witness.clone(), failures.clone());
+    let engine = Engine::builder()
+        .topology(Topology::pool(2))
+        .retry(RetryPolicy::never())
+        .on_fail(move |message: Message<u64, u64>, failure: Failure| failures_too.push((message.body, failure)))
+        .handle(move |context, number: &mut u64| {
+            if (*context.key(), *number) == (3, 2) {
+                witness_too.excuse(context.key(), *number);
+                panic!("the {}nd of key 3", number);
+            }
+            witness_too.see(context.key(), *number);
+        })
+        .build()
+        .unwrap();
+    send(&engine, (0..5).flat_map(|number| (0..10).map(move |key| (key, number))));
+    assert!(engine.wait_quiet(DEADLINE));
+    witness.verify((0..10).map(|key| (key, if key == 3 { 4 } else { 5 })));
+    let failure = Failure { attempts: 1, note: Some("panicked: the 2nd of key 3".to_owned()) };
+    assert_eq!(failures.entries(), [(2, failure)]);
+    assert_eq!((panics(&engine), engine.snapshot().account.failed), (1, 1));
+    assert_balanced(&engine);
+}
+
+#[test]
+fn a_panic_is_retried_as_any_failure_is() {
+    let attempts = Log::new();
+    let attempts_too = attempts.clone();
+    let engine = Engine::builder()
+        .topology(Topology::pool(1))
+        .retry(RetryPolicy { base: Duration::from_micros(10), exhausted: Exhausted::ParkLane, ..RetryPolicy::default() })
+        .handle(move |context, _: &mut u64| -> Outcome {
+            attempts_too.push(context.attempt());
+            std::panic::panic_any(7_u8);
+        })
+        .build()
+        .unwrap();
+    engine.submit((1, 0)).unwrap();
+    assert!(engine.wait_quiet(DEADLINE));
+    assert_eq!(attempts.entries(), [1, 2, 3]);
+    let explanation = engine.explain(&1).unwrap().to_string();
+    assert!(explanation.contains("panicked: (not a text)"), "{explanation}");
+}
+
+#[test]
+fn a_panicking_batch_handler() {
+    let engine = Engine::builder()
+        .topology(Topology::pool(1))
+        .retry(RetryPolicy::never())
+        .handle_batch(|_, batch: &mut Batch<'_, u64, u64>| {
+            assert!(batch.iter().next() != Some(&5), "at five");
+            batch.complete(1);
+            Outcome::Skip
+        })
+        .build()
+        .unwrap();
+    send(&engine, (0..20).map(|number| (number % 3, number)));
+    assert!(engine.wait_quiet(DEADLINE));
+    assert_balanced(&engine);
+    assert_eq!(engine.snapshot().account.accepted, 20);
+}
+
+/// Panics when it is dropped, if it is a bad one.
+struct Bomb {
+    number: u64,
+    bad: bool,
+}
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        if self.bad && !std::thread::panicking() {
+            self.bad = false;
+            panic!("the drop of {}", self.number);
+        }
+    }
+}
+
+fn bombs(witness: &Arc<Witness>) -> laneway::Builder<u64, Bomb> {
+    let witness = witness.clone();
+    Engine::builder().topology(Topology::pool(1)).handle(move |context, bomb: &mut Bomb| {
+        witness.see(context.key(), bomb.number);
+    })
+}
+
+fn every_third_is_bad(messages: u64) -> impl Iterator<Item = (u64, Bomb)> {
+    (0..messages).map(|number| (1, Bomb { number, bad: number % 3 == 1 }))
+}
+
+#[test]
+fn a_body_whose_drop_panics_is_done_all_the_same() {
+    let witness = Witness::new();
+    let engine = bombs(&witness).build().unwrap();
+    send(&engine, every_third_is_bad(30));
+    assert!(engine.wait_quiet(DEADLINE));
+    witness.verify([(1, 30)]);
+    assert_eq!((engine.snapshot().account.done, panics(&engine)), (30, 10));
+    assert_balanced(&engine);
+}
+
+#[test]
+fn a_body_whose_drop_panics_in_a_batch_or_when_it_is_skipped() {
+    let engine = Engine::builder()
+        .topology(Topology::pool(1))
+        .handle_batch(|_, _: &mut Batch<'_, u64, Bomb>| ())
+        .build()
+        .unwrap();
+    send(&engine, every_third_is_bad(30));
+    assert!(engine.wait_quiet(DEADLINE));
+    assert_eq!((engine.snapshot().account.done, panics(&engine)), (30, 10));
+    assert_balanced(&engine);
+
+    let engine = Engine::builder().topology(Topology::pool(1)).handle(|_, _: &mut Bomb| Outcome::Skip).build().unwrap();
+    send(&engine, every_third_is_bad(30));
+    assert!(engine.wait_quiet(DEADLINE));
+    assert_eq!(engine.snapshot().account.failed, 30);
+    assert_balanced(&engine);
+}
+
+#[test]
+fn an_evicted_body_whose_drop_panics_does_so_in_the_submitters_hands() {
+    let witness = Witness::new();
+    let engine = bombs(&witness).worker_queue_capacity(1).overflow(Overflow::DropOldest).build().unwrap();
+    assert!(engine.pause("pool-0"));
+    send(&engine, [(1, Bomb { number: 9, bad: true })]);
+    let result = catch_unwind(AssertUnwindSafe(|| engine.submit((1, Bomb { number: 0, bad: false })).is_ok()));
+    assert!(result.is_err());
+    assert!(engine.unpause("pool-0"));
+    assert!(engine.wait_quiet(DEADLINE));
+    witness.verify([(1, 1)]);
+    let account = engine.snapshot().account;
+    assert_eq!((account.accepted, account.done, account.dropped), (2, 1, 1));
+    assert_balanced(&engine);
+}
+
+#[test]
+fn on_fail_may_panic() {
+    let calls = Arc::new(AtomicU64::new(0));
+    let calls_too = calls.clone();
+    let engine = Engine::builder()
+        .topology(Topology::pool(1))
+        .on_fail(move |_: Message<u64, u64>, _| {
+            calls_too.fetch_add(1, Relaxed);
+            panic!("the callback");
+        })
+        .handle(|_, number: &mut u64| if *number % 2 == 0 { Outcome::Skip } else { Outcome::Done })
+        .build()
+        .unwrap();
+    send(&engine, (0..20).map(|number| (1, number)));
+    assert!(engine.wait_quiet(DEADLINE));
+    assert_eq!(calls.load(Relaxed), 10);
+    let account = engine.snapshot().account;
+    assert_eq!((account.done, account.failed), (10, 10));
+    assert_balanced(&engine);
+    assert!(engine.pause("pool-0"));
+    send(&engine, [(1, 1)]);
+    assert!(engine.skip_head(&1), "the operator is not blamed for it");
+    assert_balanced(&engine);
+}
+
+#[test]
+fn on_drop_may_panic_in_the_submitters_hands() {
+    for policy in [Overflow::DropNewest, Overflow::DropOldest] {
+        let engine = Engine::builder()
+            .topology(Topology::pool(1))
+            .worker_queue_capacity(1)
+            .overflow(policy)
+            .on_drop(|_: Message<u64, u64>, _| panic!("the callback"))
+            .handle(|_, _| ())
+            .build()
+            .unwrap();
+        assert!(engine.pause("pool-0"));
+        send(&engine, [(1, 0)]);
+        assert!(catch_unwind(AssertUnwindSafe(|| engine.submit((1, 1)).is_ok())).is_err());
+        assert!(engine.unpause("pool-0"));
+        assert!(engine.wait_quiet(DEADLINE));
+        let account = engine.snapshot().account;
+        assert_eq!((account.accepted, account.done, account.dropped), (2, 1, 1), "{policy:?}");
+        assert_balanced(&engine);
+    }
+}
+
+/// A key that panics when it is hashed, or when it is cloned, if it is a bad one.
+#[derive(PartialEq, Eq, Debug)]
+enum Key {
+    Good(u64),
+    BadHash,
+    BadClone,
+}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        match self {
+            Key::Good(number) => number.hash(state),
+            Key::BadHash => panic!("the hash"),
+            Key::BadClone => u64::MAX.hash(state),
+        }
+    }
+}
+
+impl Clone for Key {
+    fn clone(&self) -> Self {
+        match self {
+            Key::Good(number) => Key::Good(*number),
+            Key::BadHash => Key::BadHash,
+            Key::BadClone => panic!("the clone"),
+        }
+    }
+}
+
+#[test]
+fn a_hash_that_panics_does_so_in_the_callers_hands_and_nothing_was_touched() {
+    for topology in [Topology::partitioned(2, 1), Topology::per_worker(2)] {
+        let engine = Engine::builder().topology(topology).handle(|_, _: &mut u64| ()).build().unwrap();
+        let attempt = |act: &dyn Fn()| catch_unwind(AssertUnwindSafe(act)).is_err();
+        assert!(attempt(&|| drop(engine.submit((Key::BadHash, 0)))));
+        assert!(attempt(&|| drop(engine.try_submit((Key::BadHash, 0)))));
+        assert!(attempt(&|| drop(engine.submit_batch([(Key::Good(1), 0), (Key::BadHash, 0)]))));
+        assert!(attempt(&|| drop(engine.explain(&Key::BadHash))));
+        assert!(attempt(&|| assert!(!engine.park(&Key::BadHash, "no"))));
+        send(&engine, (0..100).map(|number| (Key::Good(number % 7), number)));
+        assert!(engine.wait_quiet(DEADLINE));
+        assert_balanced(&engine);
+    }
+}
+
+#[test]
+fn a_key_whose_clone_panics_costs_no_worker_and_wedges_no_lane() {
+    let meeting = Arc::new(Barrier::new(3));
+    let meeting_too = meeting.clone();
+    let engine = Engine::builder()
+        .topology(Topology::pool(2))
+        .shutdown_grace(Duration::from_secs(1))
+        .handle(move |_, meets: &mut bool| {
+            if *meets {
+                meeting_too.wait();
+            }
+        })
+        .build()
+        .unwrap();
+    (0..4).for_each(|_| assert!(engine.submit((Key::BadClone, false)).is_ok()));
+    // Whoever asks for the key gets the panic of its clone; the engine does not.
+    let _ = catch_unwind(AssertUnwindSafe(|| engine.lanes_by_depth(3).len()));
+    assert!(engine.wait_quiet(Duration::from_secs(5)), "the lane is wedged: {}", engine.snapshot().account);
+    assert_balanced(&engine);
+    let handle = engine.handle();
+    within(Duration::from_secs(5), "both workers are there", move || {
+        send(&handle, (0..2).map(|key| (Key::Good(key), true)));
+        meeting.wait();
+    });
+}
+
+#[test]
+fn workers_survive_thousands_of_panics() {
+    let witness = Witness::new();
+    let witness_too = witness.clone();
+    // Thousands of messages on standard error help nobody; only the panics of this test are silenced.
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        if info.payload().downcast_ref::<&str>() != Some(&"one of thousands") {
+            usual(info);
+        }
+    }));
+    let engine = Engine::builder()
+        .topology(Topology::partitioned(2, 2))
+        .retry(RetryPolicy { max_attempts: 2, base: Duration::ZERO, ..RetryPolicy::default() })
+        .handle(move |context, number: &mut u64| {
+            let attempt = witness_too.enter(context.key(), *number);
+            assert!(context.attempt() == 2 || *number % 3 != 0, "one of thousands");
+            attempt.done();
+        })
+        .build()
+        .unwrap();
+    send(&engine, (0..300).flat_map(|number| (0..30).map(move |key| (key, number))));
+    assert!(engine.wait_quiet(DEADLINE));
+    witness.verify((0..30).map(|key| (key, 300)));
+    assert_eq!(panics(&engine), 3_000);
+    assert_balanced(&engine);
+}
