@@ -14,7 +14,7 @@ use std::{
 
 use crate::{
     error::Refusal,
-    message::{Arrival, Kind, Message},
+    message::{Item, Kind, Message},
     sync::{AtomicU64, AtomicUsize, Condvar, Mutex, Padded, lock, wait_for},
     worker::Sleeper,
 };
@@ -181,7 +181,7 @@ impl<K, M> Default for BatchReport<K, M> {
 #[derive(Debug)]
 pub(crate) struct Ingress<K, M> {
     /// In the order of acceptance.
-    pub(crate) buffer: VecDeque<Arrival<K, M>>,
+    pub(crate) buffer: VecDeque<Item<K, M>>,
     /// Idle workers. The last one in is woken first: its memory is warm.
     pub(crate) sleepers: Vec<Sleeper>,
     /// How many were ever accepted here.
@@ -189,6 +189,8 @@ pub(crate) struct Ingress<K, M> {
     /// What `released` was when it was last looked at: it only grows, so an old value is on the safe side, and the cache line of
     /// the workers is left alone until the bound seems reached.
     pub(crate) released_seen: u64,
+    /// Messages until the next one that is timed.
+    pub(crate) until_timed: u64,
     /// No more.
     pub(crate) closed: bool,
     /// Which topology this dispatcher belongs to. A submitter that placed its message by another one has to place it again.
@@ -204,6 +206,7 @@ impl<K, M> Ingress<K, M> {
             sleepers: Vec::new(),
             accepted: 0,
             released_seen: 0,
+            until_timed: 0,
             closed: false,
             epoch,
             drops: Drops::default(),
@@ -456,11 +459,11 @@ pub(crate) enum Offer<K, M> {
     /// Taken in, and what had to go for it.
     Accepted { wake: Option<Sleeper>, evicted: Option<Evicted<K, M>> },
     /// No room.
-    Full(Arrival<K, M>, Bound),
+    Full(Item<K, M>, Bound),
     /// Closed for good.
-    Closed(Arrival<K, M>),
+    Closed(Item<K, M>),
     /// The topology has changed since the message was placed.
-    Moved(Arrival<K, M>),
+    Moved(Item<K, M>),
 }
 
 /// A message that made room for another.

@@ -102,7 +102,7 @@ where
             lanes_max: None,
             overflow: [Overflow::default(); 4],
             flows: None,
-            latency_sampling: 16,
+            latency_sampling: 64,
             settings,
             handler: None,
             #[cfg(feature = "tokio")]
@@ -192,7 +192,7 @@ where
         self
     }
 
-    /// Times one message in `n` for the latency histograms; 0 for none. Default 16: reading the clock for every message would cost more than a small handler.
+    /// Times one message in `n` for the latency histograms; 0 for none. Default 64: reading the clock for every message would cost more than a small handler.
     pub fn latency_sampling(mut self, one_in: u64) -> Self {
         self.latency_sampling = one_in;
         self
@@ -366,10 +366,11 @@ where
             overflow: self.overflow,
             sampling: self.latency_sampling,
         };
+        let batch_max = self.settings.batch_max;
         let dispatchers: Vec<_> = topology
             .dispatchers
             .iter()
-            .map(|spec| Arc::new(Dispatcher::new(spec.name.clone(), limits.clone(), spec.pace, 0)))
+            .map(|spec| Arc::new(Dispatcher::new(spec.name.clone(), limits.clone(), spec.pace, batch_max, 0)))
             .collect();
         let find = |name: &String| dispatchers.iter().find(|dispatcher| dispatcher.name == *name).cloned();
         let seats = topology.workers.iter().enumerate().map(|(number, spec)| {
@@ -386,6 +387,7 @@ where
         settings.engine_overflow = self.overflow[Bound::Engine as usize];
         let (retired, past) = (Vec::new(), Past::default());
         let next_seat = seats.len();
+        count_servers(&dispatchers, &seats);
         let layout = Layout { epoch: 0, dispatchers, seats, next_seat, retired, past };
         Arc::new(Shared::new(
             clock,
@@ -399,6 +401,15 @@ where
             spawn,
             hasher,
         ))
+    }
+}
+
+/// Tells each dispatcher how many workers serve it.
+pub(crate) fn count_servers<K, M>(dispatchers: &[Arc<Dispatcher<K, M>>], seats: &[Arc<Seat<K, M>>]) {
+    for dispatcher in dispatchers {
+        let serves = |seat: &&Arc<Seat<K, M>>| seat.serves().iter().any(|served| Arc::ptr_eq(served, dispatcher));
+        let servers = seats.iter().filter(serves).count();
+        dispatcher.servers.store(servers, std::sync::atomic::Ordering::Relaxed);
     }
 }
 

@@ -12,7 +12,7 @@ use std::{
 };
 
 use crate::{
-    builder::{Spawn, start},
+    builder::{Spawn, count_servers, start},
     dispatcher::Dispatcher,
     engine::{Handle, Layout, Shared},
     error::{BuildError, ChangeError, Problem},
@@ -127,29 +127,42 @@ where
         if self.closed.load(Ordering::Acquire) {
             return Err(ChangeError::Closed);
         }
-        self.wait_for_arrivals()?;
         let old = self.layout.load_full();
+        old.dispatchers.iter().for_each(|dispatcher| dispatcher.bar_streams(true));
+        let changed = self.change_shape(&old, edit);
+        old.dispatchers.iter().for_each(|dispatcher| dispatcher.bar_streams(false));
+        changed
+    }
+
+    fn change_shape(
+        self: &Arc<Self>,
+        old: &Layout<K, M>,
+        edit: impl FnOnce(&mut Plan) -> Result<(), ChangeError>,
+    ) -> Result<(), ChangeError> {
+        self.wait_for_arrivals()?;
         let mut plan = Plan {
             dispatchers: old.dispatchers.iter().map(|dispatcher| dispatcher.name.clone()).collect(),
             rows: old.seats.iter().map(|seat| (seat.name.clone(), row_names(seat))).collect(),
         };
         edit(&mut plan)?;
         plan.check()?;
-        let (new, fresh) = self.lay_out(&old, &plan);
+        let (new, fresh) = self.lay_out(old, &plan);
         let new = Arc::new(new);
-        self.move_lanes(&old, &new);
-        self.reseat(&old, &new, &plan);
+        self.move_lanes(old, &new);
+        self.reseat(old, &new, &plan);
         for seat in fresh {
             start(self, &seat).map_err(|problem| ChangeError::Invalid(BuildError { problems: vec![problem] }))?;
         }
         Ok(())
     }
 
+    /// Waits until no lane is on its way from an earlier change, and no stream is out.
     fn wait_for_arrivals(&self) -> Result<(), ChangeError> {
         // In a simulation nobody else would take the steps that we wait for.
         let limit = if matches!(self.spawn, Spawn::Simulated) { Duration::ZERO } else { ARRIVAL };
         let deadline = Instant::now() + limit;
-        let arrived = || self.layout.load().dispatchers.iter().all(|dispatcher| dispatcher.arriving() == 0);
+        let at_rest = |dispatcher: &Arc<Dispatcher<K, M>>| dispatcher.arriving() == 0 && !dispatcher.is_streaming();
+        let arrived = || self.layout.load().dispatchers.iter().all(at_rest);
         if self.wait_until(deadline, arrived) { Ok(()) } else { Err(ChangeError::StillMoving(limit)) }
     }
 
@@ -157,7 +170,10 @@ where
     #[expect(clippy::type_complexity, reason = "a pair, used once")]
     fn lay_out(&self, old: &Layout<K, M>, plan: &Plan) -> (Layout<K, M>, Vec<Arc<Seat<K, M>>>) {
         let epoch = old.epoch + 1;
-        let make = |name: &String| Arc::new(Dispatcher::new(name.clone(), self.limits.clone(), None, epoch));
+        let batch_max = self.settings.batch_max;
+        let make = |name: &String| {
+            Arc::new(Dispatcher::new(name.clone(), self.limits.clone(), None, batch_max, epoch))
+        };
         let keep = |name: &String| old.position(name).map(|place| old.dispatchers[place].clone());
         let dispatchers: Vec<_> =
             plan.dispatchers.iter().map(|name| keep(name).unwrap_or_else(|| make(name))).collect();
@@ -259,6 +275,7 @@ where
                 None => seat.dismissed.store(true, Ordering::Release),
             }
         }
+        count_servers(&new.dispatchers, &new.seats);
         for dispatcher in old.dispatchers.iter().chain(&new.dispatchers) {
             dispatcher.wake_all();
         }

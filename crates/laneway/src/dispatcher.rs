@@ -23,8 +23,8 @@ use crate::{
     clock::Clock,
     error::Refusal,
     explain::{Explanation, Reason},
-    lane::{Ending, Lanes, Pace, Parcel, State, Turn},
-    message::{Arrival, Item, Kind, Priority},
+    lane::{Ending, Hand, Heat, Lanes, Pace, Parcel, State, Wants},
+    message::{Item, Kind, Priority},
     stats::{Account, Counted, DispatcherStats, Tally},
     sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Padded, lock, try_lock},
     worker::Sleeper,
@@ -69,8 +69,6 @@ impl Limits {
 struct Hints {
     /// Messages in the ingress buffer.
     ingress: AtomicUsize,
-    /// Whether one of them is more urgent than normal.
-    urgent: AtomicUsize,
     /// Ever accepted.
     accepted: AtomicU64,
 }
@@ -80,12 +78,14 @@ struct Hints {
 struct Inner<K, M> {
     lanes: Lanes<K, M>,
     /// Taken from ingress, not yet admitted; all of it is older than what is in ingress now.
-    inbox: VecDeque<Arrival<K, M>>,
+    inbox: VecDeque<Item<K, M>>,
     /// At least as many as there are sleepers (rule 4).
     sleepers_hint: usize,
     /// Who sleeps with a timeout, and until when.
     timekeeper: Option<(Sleeper, u64)>,
     counted: Counted,
+    /// Which keys have had their share of the inbox.
+    heat: Heat,
     /// No more turns.
     stopped: bool,
     /// Messages that have left, whichever way.
@@ -109,21 +109,16 @@ pub(crate) struct Dispatcher<K, M> {
     inner: Padded<Mutex<Inner<K, M>>>,
     /// A copy of `Inner::released` for submitters.
     released: Padded<AtomicU64>,
+    /// Whether there is a message in ingress whose priority is not the normal one. On a line of its own: workers look at it for every
+    /// hand, and submitters hardly ever write it.
+    urgent: Padded<AtomicUsize>,
+    /// Not zero: no streams, the topology is about to change. Written under the lanes lock.
+    streams_barred: AtomicUsize,
+    /// How many workers serve it.
+    pub(crate) servers: AtomicUsize,
     pub(crate) room: Arc<Room>,
     /// Mappings that point here; for least-loaded placement.
     pub(crate) mappings: AtomicUsize,
-}
-
-/// Who asks for a turn, and how much it wants.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Claimant<K> {
-    pub(crate) worker: u32,
-    /// When it last looked at the clock.
-    pub(crate) now: u64,
-    /// At most this many messages.
-    pub(crate) limit: usize,
-    /// Makes the copy of the key that `explain` shows, when the turn is expected to be slow.
-    pub(crate) holder: Option<fn(&K) -> K>,
 }
 
 /// What a worker found.
@@ -168,7 +163,7 @@ impl Wakes {
 }
 
 impl<K, M> Dispatcher<K, M> {
-    pub(crate) fn new(name: String, limits: Limits, pace: Option<u64>, epoch: u64) -> Self {
+    pub(crate) fn new(name: String, limits: Limits, pace: Option<u64>, batch_max: usize, epoch: u64) -> Self {
         let mut lanes = Lanes::new(limits.evicts());
         lanes.pace = pace.map(Pace::new);
         let inner = Inner {
@@ -177,6 +172,7 @@ impl<K, M> Dispatcher<K, M> {
             sleepers_hint: 0,
             timekeeper: None,
             counted: Counted::new(),
+            heat: Heat::new(batch_max),
             stopped: false,
             released: 0,
         };
@@ -186,6 +182,9 @@ impl<K, M> Dispatcher<K, M> {
             ingress: Padded((Mutex::new(Ingress::new(epoch)), Hints::default())),
             inner: Padded(Mutex::new(inner)),
             released: Padded(AtomicU64::new(0)),
+            urgent: Padded(AtomicUsize::new(0)),
+            streams_barred: AtomicUsize::new(0),
+            servers: AtomicUsize::new(0),
             room: Arc::new(Room::new()),
             mappings: AtomicUsize::new(0),
         }
@@ -202,7 +201,7 @@ impl<K, M> Dispatcher<K, M> {
     // ── submitters ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// Offers a message. A full bound of ours whose policy is `DropOldest` makes room at once; the other policies are the caller's.
-    pub(crate) fn offer(&self, arrival: Arrival<K, M>, epoch: u64, clock: &Clock) -> Offer<K, M> {
+    pub(crate) fn offer(&self, arrival: Item<K, M>, epoch: u64, clock: &Clock) -> Offer<K, M> {
         if self.limits.look_at_key() {
             return self.offer_looking(arrival, epoch, None, clock);
         }
@@ -213,7 +212,7 @@ impl<K, M> Dispatcher<K, M> {
         if ingress.epoch != epoch {
             return Offer::Moved(arrival);
         }
-        if !self.has_room(&mut ingress, arrival.item.message.kind) {
+        if !self.has_room(&mut ingress, arrival.message.kind) {
             drop(ingress);
             return match self.limits.at(Bound::Dispatcher) {
                 Overflow::DropOldest => self.offer_looking(arrival, epoch, None, clock),
@@ -225,10 +224,27 @@ impl<K, M> Dispatcher<K, M> {
         Offer::Accepted { wake, evicted: None }
     }
 
+    /// The short way in, for a message about which nothing has to be looked up: gives it back where there is anything out of the ordinary.
+    #[inline]
+    pub(crate) fn push_direct(
+        &self,
+        arrival: Item<K, M>,
+        epoch: u64,
+        clock: &Clock,
+    ) -> Result<Option<Sleeper>, Item<K, M>> {
+        let mut ingress = self.ingress();
+        let ordinary = !ingress.closed && ingress.epoch == epoch && !self.limits.look_at_key();
+        if !ordinary || !self.has_room(&mut ingress, arrival.message.kind) {
+            return Err(arrival);
+        }
+        self.push(&mut ingress, arrival, clock);
+        Ok(ingress.sleepers.pop())
+    }
+
     /// Offers messages in order until one is not taken; gives back how many were, and why no more. Those are removed from the front.
     pub(crate) fn offer_batch(
         &self,
-        arrivals: &mut VecDeque<Arrival<K, M>>,
+        arrivals: &mut VecDeque<Item<K, M>>,
         epoch: u64,
         clock: &Clock,
     ) -> (usize, Option<Sleeper>) {
@@ -241,7 +257,7 @@ impl<K, M> Dispatcher<K, M> {
         }
         let mut taken = 0;
         while let Some(arrival) = arrivals.front()
-            && self.has_room(&mut ingress, arrival.item.message.kind)
+            && self.has_room(&mut ingress, arrival.message.kind)
         {
             let arrival = arrivals.pop_front().expect("just seen");
             self.push(&mut ingress, arrival, clock);
@@ -263,16 +279,18 @@ impl<K, M> Dispatcher<K, M> {
     fn accept(&self, ingress: &mut Ingress<K, M>, item: &mut Item<K, M>, clock: &Clock) {
         ingress.accepted += 1;
         self.hints().accepted.store(ingress.accepted, Ordering::Relaxed);
-        let sampling = self.limits.sampling;
-        if sampling > 0 && (ingress.accepted % sampling == 0 || ingress.accepted == 1) {
+        if ingress.until_timed > 0 {
+            ingress.until_timed -= 1;
+        } else if self.limits.sampling > 0 {
+            ingress.until_timed = self.limits.sampling - 1;
             item.accepted_at = clock.now().max(1);
         }
     }
 
-    fn push(&self, ingress: &mut Ingress<K, M>, mut arrival: Arrival<K, M>, clock: &Clock) {
-        self.accept(ingress, &mut arrival.item, clock);
-        if arrival.item.message.priority > Priority::Normal {
-            self.hints().urgent.store(1, Ordering::Relaxed);
+    fn push(&self, ingress: &mut Ingress<K, M>, mut arrival: Item<K, M>, clock: &Clock) {
+        self.accept(ingress, &mut arrival, clock);
+        if arrival.message.priority != Priority::Normal {
+            self.urgent.store(1, Ordering::Relaxed);
         }
         ingress.buffer.push_back(arrival);
         self.hints().ingress.store(ingress.buffer.len(), Ordering::Relaxed);
@@ -282,7 +300,7 @@ impl<K, M> Dispatcher<K, M> {
     /// oldest, see the truth. `for_engine` makes room for the engine's bound rather than for ours.
     pub(crate) fn offer_looking(
         &self,
-        mut arrival: Arrival<K, M>,
+        mut arrival: Item<K, M>,
         epoch: u64,
         for_engine: Option<Bound>,
         clock: &Clock,
@@ -305,7 +323,7 @@ impl<K, M> Dispatcher<K, M> {
                 return Offer::Full(arrival, bound);
             }
         }
-        self.accept(&mut ingress, &mut arrival.item, clock);
+        self.accept(&mut ingress, &mut arrival, clock);
         inner.lanes.admit(arrival);
         Offer::Accepted { wake: ingress.sleepers.pop(), evicted }
     }
@@ -315,10 +333,10 @@ impl<K, M> Dispatcher<K, M> {
         &self,
         inner: &Inner<K, M>,
         ingress: &mut Ingress<K, M>,
-        arrival: &Arrival<K, M>,
+        arrival: &Item<K, M>,
     ) -> Option<Bound> {
         let depth = inner.lanes.depth(arrival.fingerprint);
-        let reserve = if arrival.item.message.kind.is_control() { self.limits.reserve as usize } else { 0 };
+        let reserve = if arrival.message.kind.is_control() { self.limits.reserve as usize } else { 0 };
         if self.limits.lane.is_some_and(|limit| depth.unwrap_or(0) >= limit + reserve) {
             return Some(Bound::Lane);
         }
@@ -326,7 +344,7 @@ impl<K, M> Dispatcher<K, M> {
         if depth.is_none() && self.limits.lanes.is_some_and(|limit| lanes >= limit + reserve) {
             return Some(Bound::Lanes);
         }
-        (!self.has_room(ingress, arrival.item.message.kind)).then_some(Bound::Dispatcher)
+        (!self.has_room(ingress, arrival.message.kind)).then_some(Bound::Dispatcher)
     }
 
     /// Makes room at a bound whose policy says so.
@@ -378,46 +396,37 @@ impl<K, M> Dispatcher<K, M> {
     // ── workers ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// Looks for a lane, unless somebody else has the lock.
-    pub(crate) fn claim(&self, claimant: &Claimant<K>, turn: &mut Turn<K, M>, clock: &Clock) -> Found {
+    pub(crate) fn claim(&self, wants: &Wants<K>, hand: &mut Hand<K, M>, clock: &Clock) -> Found {
         let Some(mut inner) = try_lock(&self.inner) else { return Found::Taken };
         let mut wakes = Wakes::default();
-        let found = self.claim_locked(&mut inner, claimant, turn, clock, &mut wakes);
+        let found = self.claim_locked(&mut inner, wants, hand, clock, &mut wakes);
         drop(inner);
         wakes.wake();
         found
     }
 
-    /// Ends a turn and, if asked to, looks for the next under the same lock.
+    /// Settles all turns of a hand and, if asked to, fills it again under the same lock. Lanes that have to move on are given back.
     pub(crate) fn settle(
         &self,
-        turn: &mut Turn<K, M>,
-        ending: Ending,
+        hand: &mut Hand<K, M>,
         tally: &Tally,
-        next: Option<&Claimant<K>>,
+        next: Option<&Wants<K>>,
         clock: &Clock,
-    ) -> (Option<Parcel<K, M>>, Found) {
+    ) -> (Vec<Parcel<K, M>>, Found) {
         let mut wakes = Wakes::default();
         let mut inner = lock(&self.inner);
-        let now = if inner.lanes.keeps_time() || !matches!(ending, Ending::Handled) { clock.now() } else { 0 };
-        if inner.lanes.gives_way(turn) {
-            // The lane goes to the back of the list: whatever has come meanwhile must be in that list before it.
-            admit_everything(&mut inner, &mut self.ingress(), self.hints());
-        }
-        let settled = inner.lanes.settle(turn, ending, now);
+        let (parcels, earlier_timer) = self.settle_locked(&mut inner, hand, clock);
         inner.counted.add(tally);
         inner.released += tally.released();
-        if let Some(parcel) = &settled.parcel {
-            self.ingress().accepted -= parcel.messages();
-        }
         let released = inner.released;
         self.released.store(released, Ordering::Release);
-        if settled.earlier_timer {
+        if earlier_timer {
             let keeper = inner.timekeeper.take().map(|(keeper, _)| keeper);
             let keeper = keeper.or_else(|| self.take_sleeper(&mut inner));
             wakes.add(keeper);
         }
         let found = match next {
-            Some(claimant) => self.claim_locked(&mut inner, claimant, turn, clock, &mut wakes),
+            Some(wants) => self.claim_locked(&mut inner, wants, hand, clock, &mut wakes),
             None => {
                 if inner.lanes.has_ready() {
                     wakes.add(self.take_sleeper(&mut inner));
@@ -430,23 +439,46 @@ impl<K, M> Dispatcher<K, M> {
         if tally.released() > 0 {
             self.room.made(released);
         }
-        (settled.parcel, found)
+        (parcels, found)
+    }
+
+    fn settle_locked(&self, inner: &mut Inner<K, M>, hand: &mut Hand<K, M>, clock: &Clock) -> (Vec<Parcel<K, M>>, bool) {
+        let (mut parcels, mut earlier_timer) = (Vec::new(), false);
+        for turn in hand.turns() {
+            let timed = inner.lanes.keeps_time() || !matches!(turn.ending, Ending::Handled);
+            let now = if timed { clock.now() } else { 0 };
+            if inner.lanes.gives_way(turn) {
+                // The lane goes to the back of the list: whatever has come meanwhile must be in that list before it.
+                admit_everything(inner, &mut self.ingress(), self.hints());
+            }
+            let settled = inner.lanes.settle(turn, now);
+            earlier_timer |= settled.earlier_timer;
+            if let Some(parcel) = settled.parcel {
+                self.ingress().accepted -= parcel.messages();
+                parcels.push(parcel);
+            }
+        }
+        hand.clear();
+        (parcels, earlier_timer)
     }
 
     fn claim_locked(
         &self,
         inner: &mut Inner<K, M>,
-        claimant: &Claimant<K>,
-        turn: &mut Turn<K, M>,
+        wants: &Wants<K>,
+        hand: &mut Hand<K, M>,
         clock: &Clock,
         wakes: &mut Wakes,
     ) -> Found {
         if inner.stopped {
             return Found::Stopped;
         }
-        self.admit_some(inner);
-        let now = if inner.lanes.keeps_time() || claimant.holder.is_some() { clock.now() } else { claimant.now };
-        let claimed = inner.lanes.claim(now, claimant.limit, claimant.worker, turn, claimant.holder);
+        if wants.stream && self.begin_stream(inner, wants, hand) {
+            return Found::Turn;
+        }
+        self.admit_some(inner, wants.lanes);
+        let now = if inner.lanes.keeps_time() || wants.holder.is_some() { clock.now() } else { wants.now };
+        let claimed = hand.fill(&mut inner.lanes, wants, now);
         if claimed && (inner.lanes.has_ready() || !inner.inbox.is_empty()) {
             wakes.add(self.take_sleeper(inner));
         }
@@ -461,12 +493,42 @@ impl<K, M> Dispatcher<K, M> {
         Found::Turn
     }
 
-    /// Admits what has come, a portion at a time, unless there are lanes enough to go on with.
-    fn admit_some(&self, inner: &mut Inner<K, M>) {
-        if self.hints().urgent.load(Ordering::Relaxed) > 0 {
-            return admit_everything(inner, &mut self.ingress(), self.hints());
+    /// Takes messages straight from the inbox, where that is allowed (`lane/stream.rs`).
+    fn begin_stream(&self, inner: &mut Inner<K, M>, wants: &Wants<K>, hand: &mut Hand<K, M>) -> bool {
+        let ordinary = !self.bars_streams() && self.urgent.load(Ordering::Relaxed) == 0;
+        let allowed = ordinary && inner.lanes.may_stream();
+        if !allowed || (inner.inbox.is_empty() && !self.refill(inner)) {
+            return false;
         }
-        while inner.lanes.ready_lanes() == 0 {
+        let taken = hand.fill_from(&mut inner.inbox, &mut inner.heat, wants.messages);
+        inner.lanes.begin_stream(taken);
+        taken > 0
+    }
+
+    /// Bars streams while the topology changes, or lets them again.
+    pub(crate) fn bar_streams(&self, barred: bool) {
+        let _inner = lock(&self.inner);
+        self.streams_barred.store(usize::from(barred), Ordering::Relaxed);
+    }
+
+    /// Whether somebody may be waiting for the end of a stream.
+    pub(crate) fn bars_streams(&self) -> bool {
+        self.streams_barred.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether a stream is out.
+    pub(crate) fn is_streaming(&self) -> bool {
+        lock(&self.inner).lanes.is_streaming()
+    }
+
+    /// Admits what has come, a portion at a time, unless there are lanes enough to go on with.
+    fn admit_some(&self, inner: &mut Inner<K, M>, enough: usize) {
+        if self.urgent.load(Ordering::Relaxed) > 0 {
+            let mut ingress = self.ingress();
+            self.urgent.store(0, Ordering::Relaxed);
+            return admit_everything(inner, &mut ingress, self.hints());
+        }
+        while inner.lanes.ready_lanes() * 2 < enough.max(2) {
             if inner.inbox.is_empty() && !self.refill(inner) {
                 return;
             }
@@ -484,6 +546,7 @@ impl<K, M> Dispatcher<K, M> {
             return false;
         }
         std::mem::swap(&mut inner.inbox, &mut ingress.buffer);
+        inner.heat.begin(inner.inbox.len());
         self.hints().ingress.store(0, Ordering::Relaxed);
         true
     }
@@ -608,11 +671,12 @@ impl<K, M> Dispatcher<K, M> {
         K: Clone,
     {
         let now = clock.now();
+        let streaming = self.is_streaming();
         let after = |at: u64| std::time::Duration::from_nanos(at.saturating_sub(now));
         let since = |at: u64| std::time::Duration::from_nanos(now.saturating_sub(at));
         self.operate(|lanes, _, _| {
             let Some(standing) = lanes.standing(fingerprint) else {
-                let reason = Reason::Idle;
+                let reason = if streaming { Reason::PerhapsRunning } else { Reason::Idle };
                 return Explanation { dispatcher: self.name.clone(), waiting: 0, in_flight: 0, aside: 0, reason };
             };
             let note = standing.note;
@@ -822,7 +886,6 @@ fn admit_everything<K, M>(inner: &mut Inner<K, M>, ingress: &mut Ingress<K, M>, 
         inner.lanes.admit(arrival);
     }
     hints.ingress.store(0, Ordering::Relaxed);
-    hints.urgent.store(0, Ordering::Relaxed);
 }
 
 /// Gives the memory of a buffer back that has grown in a burst.

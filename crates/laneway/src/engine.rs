@@ -30,7 +30,7 @@ use crate::{
     flows::{Mappings, Placed, Placing},
     handler::{Failure, OnFail, report_failure},
     lane::{ByFingerprint, Parcel},
-    message::{Arrival, Item, Message},
+    message::{Item, Message},
     outcome::RetryPolicy,
     placement::{Among, ByHash, LooksAt, Placement},
     shutdown::ShutdownReport,
@@ -123,7 +123,7 @@ pub(crate) struct Shared<K, M> {
     pub(crate) looks_at: LooksAt,
     /// Whether that is plain hash placement.
     pub(crate) by_hash: bool,
-    /// Whether it is, and nothing has to be remembered, so that a submission needs no dynamic call.
+    /// Whether it is, nothing has to be remembered, and the engine as a whole has no bound to count against: then a submission is a push.
     direct: bool,
     pub(crate) mappings: Option<Mappings>,
     pub(crate) engine_bound: Option<EngineBound>,
@@ -155,7 +155,7 @@ pub(crate) enum Patience<'a> {
 
 /// A message that could not be taken in, and where.
 struct Blocked<'a, K, M> {
-    arrival: Arrival<K, M>,
+    arrival: Item<K, M>,
     bound: Bound,
     dispatcher: &'a Dispatcher<K, M>,
 }
@@ -164,7 +164,7 @@ struct Blocked<'a, K, M> {
 enum Attempt<K, M> {
     Ended(Result<Admission, Refused<K, M>>),
     /// No room: the message, the bound, and the dispatcher it would go to.
-    Full(Arrival<K, M>, Bound, Arc<Dispatcher<K, M>>),
+    Full(Item<K, M>, Bound, Arc<Dispatcher<K, M>>),
 }
 
 impl<K, M> Shared<K, M> {
@@ -190,7 +190,7 @@ impl<K, M> Shared<K, M> {
             placement,
             looks_at,
             by_hash,
-            direct: by_hash && mappings.is_none(),
+            direct: by_hash && mappings.is_none() && engine_bound.is_none(),
             needs_keys: !by_hash && looks_at != LooksAt::Load,
             mappings,
             engine_bound,
@@ -209,14 +209,17 @@ impl<K, M> Shared<K, M> {
         std::ptr::from_ref(self).addr()
     }
 
-    /// These many messages of a key have left.
-    pub(crate) fn released(&self, fingerprint: u64, messages: u64) {
-        if messages == 0 {
-            return;
-        }
-        if let Some(mappings) = &self.mappings {
+    /// These many messages of a key have left: for its mapping.
+    pub(crate) fn unmap(&self, fingerprint: u64, messages: u64) {
+        if let Some(mappings) = &self.mappings
+            && messages > 0
+        {
             mappings.release(fingerprint, messages as u32, |dispatcher| self.unmapped(dispatcher));
         }
+    }
+
+    /// These many messages have left: for the engine's bound.
+    pub(crate) fn release_places(&self, messages: u64) {
         if let Some(bound) = &self.engine_bound {
             bound.release(messages);
         }
@@ -249,8 +252,29 @@ impl<K: Hash, M> Shared<K, M> {
 
     // ── submission ─────────────────────────────────────────────────────────────────────────────────────────────────
 
+    #[inline]
     pub(crate) fn submit(&self, message: Message<K, M>, patience: Patience<'_>) -> Result<Admission, Refused<K, M>> {
         let mut arrival = self.arrive(message);
+        if self.direct {
+            let layout = self.layout.load();
+            let dispatcher = &layout.dispatchers[ByHash::index(arrival.fingerprint, layout.dispatchers.len())];
+            match dispatcher.push_direct(arrival, layout.epoch, &self.clock) {
+                Ok(None) => return Ok(Admission::Accepted),
+                Ok(Some(sleeper)) => {
+                    sleeper.wake();
+                    return Ok(Admission::Accepted);
+                }
+                Err(back) => arrival = back,
+            }
+        }
+        self.submit_arrival(arrival, patience)
+    }
+
+    fn submit_arrival(
+        &self,
+        mut arrival: Item<K, M>,
+        patience: Patience<'_>,
+    ) -> Result<Admission, Refused<K, M>> {
         let mut patient_since = None;
         loop {
             if let Patience::Cancellable(cancel) = &patience
@@ -271,13 +295,13 @@ impl<K: Hash, M> Shared<K, M> {
         }
     }
 
-    pub(crate) fn arrive(&self, message: Message<K, M>) -> Arrival<K, M> {
+    pub(crate) fn arrive(&self, message: Message<K, M>) -> Item<K, M> {
         let fingerprint = self.fingerprint(&message.key);
-        Arrival { fingerprint, item: Item { message, accepted_at: 0 } }
+        Item { fingerprint, accepted_at: 0, message }
     }
 
     /// One attempt, without waiting. All policies but blocking are dealt with here.
-    fn attempt(&self, mut arrival: Arrival<K, M>) -> Attempt<K, M> {
+    fn attempt(&self, mut arrival: Item<K, M>) -> Attempt<K, M> {
         loop {
             let layout = self.layout.load();
             if self.closed.load(Ordering::Acquire) {
@@ -315,12 +339,9 @@ impl<K: Hash, M> Shared<K, M> {
     }
 
     /// Chooses the dispatcher, and counts the message against its mapping where there are mappings.
-    fn place(&self, layout: &Layout<K, M>, arrival: &Arrival<K, M>) -> Placing {
+    fn place(&self, layout: &Layout<K, M>, arrival: &Item<K, M>) -> Placing {
         let fingerprint = arrival.fingerprint;
-        if self.direct {
-            return Placing::At(ByHash::index(fingerprint, layout.dispatchers.len()), None);
-        }
-        let message = &arrival.item.message;
+        let message = &arrival.message;
         let choose = || self.placement.place(&message.key, fingerprint, layout).filter(|place| *place < layout.len());
         let Some(mappings) = &self.mappings else {
             return choose().map_or(Placing::Nowhere, |place| Placing::At(place, None));
@@ -340,11 +361,11 @@ impl<K: Hash, M> Shared<K, M> {
     }
 
     /// Offers a message within the engine's bound, where there is one.
-    fn offer(&self, layout: &Layout<K, M>, dispatcher: &Dispatcher<K, M>, arrival: Arrival<K, M>) -> Offer<K, M> {
+    fn offer(&self, layout: &Layout<K, M>, dispatcher: &Dispatcher<K, M>, arrival: Item<K, M>) -> Offer<K, M> {
         let Some(bound) = &self.engine_bound else {
             return dispatcher.offer(arrival, layout.epoch, &self.clock);
         };
-        if !bound.reserve(arrival.item.message.kind) {
+        if !bound.reserve(arrival.message.kind) {
             if self.settings.engine_overflow != Overflow::DropOldest {
                 return Offer::Full(arrival, Bound::Engine);
             }
@@ -360,14 +381,14 @@ impl<K: Hash, M> Shared<K, M> {
     }
 
     /// A full bound: what its policy says, as far as that does not mean to wait.
-    fn full(&self, arrival: Arrival<K, M>, bound: Bound, dispatcher: &Arc<Dispatcher<K, M>>) -> Attempt<K, M> {
-        let kind = arrival.item.message.kind;
+    fn full(&self, arrival: Item<K, M>, bound: Bound, dispatcher: &Arc<Dispatcher<K, M>>) -> Attempt<K, M> {
+        let kind = arrival.message.kind;
         match self.policy(bound, dispatcher) {
             Overflow::Block | Overflow::BlockFor(_) => Attempt::Full(arrival, bound, dispatcher.clone()),
             Overflow::DropNewest if !kind.is_control() => {
                 let dropped = Dropped { bound, policy: Overflow::DropNewest, kind };
                 dispatcher.count_dropped(dropped);
-                self.drop_message(arrival.item.message, dropped);
+                self.drop_message(arrival.message, dropped);
                 Attempt::Ended(Ok(Admission::Dropped))
             }
             _ => Attempt::Ended(self.refuse(arrival, Refusal::Full(bound), Some(dispatcher))),
@@ -387,7 +408,7 @@ impl<K: Hash, M> Shared<K, M> {
         blocked: Blocked<'_, K, M>,
         patience: &Patience<'_>,
         since: Instant,
-    ) -> Result<Arrival<K, M>, Result<Admission, Refused<K, M>>> {
+    ) -> Result<Item<K, M>, Result<Admission, Refused<K, M>>> {
         let Blocked { arrival, bound, dispatcher } = blocked;
         let refuse = |arrival, reason| Err(self.refuse(arrival, reason, Some(dispatcher)));
         if matches!(patience, Patience::None) {
@@ -442,7 +463,7 @@ impl<K: Hash, M> Shared<K, M> {
 
     fn refuse(
         &self,
-        arrival: Arrival<K, M>,
+        arrival: Item<K, M>,
         reason: Refusal,
         dispatcher: Option<&Dispatcher<K, M>>,
     ) -> Result<Admission, Refused<K, M>> {
@@ -450,7 +471,7 @@ impl<K: Hash, M> Shared<K, M> {
             Some(dispatcher) => dispatcher.count_refused(reason),
             None => self.layout.load().dispatchers[0].count_refused(reason),
         }
-        Err(Refused { message: arrival.item.message, reason })
+        Err(Refused { message: arrival.message, reason })
     }
 
     /// A message that made room for another.
@@ -475,14 +496,14 @@ impl<K: Hash, M> Shared<K, M> {
         let mut report = BatchReport::default();
         let mut refused = ByFingerprint::default();
         let arrivals = messages.map(|message| self.arrive(message));
-        if !self.direct || self.engine_bound.is_some() {
+        if !self.direct {
             for arrival in arrivals {
                 self.submit_next(arrival, &mut refused, &mut report);
             }
             return report;
         }
         let layout = self.layout.load_full();
-        let mut bins: Vec<VecDeque<Arrival<K, M>>> = layout.dispatchers.iter().map(|_| VecDeque::new()).collect();
+        let mut bins: Vec<VecDeque<Item<K, M>>> = layout.dispatchers.iter().map(|_| VecDeque::new()).collect();
         for arrival in arrivals {
             bins[ByHash::index(arrival.fingerprint, layout.dispatchers.len())].push_back(arrival);
         }
@@ -502,7 +523,7 @@ impl<K: Hash, M> Shared<K, M> {
     /// The next message of a batch. Once one of a key is refused, its successors are too.
     fn submit_next(
         &self,
-        arrival: Arrival<K, M>,
+        arrival: Item<K, M>,
         refused: &mut ByFingerprint<()>,
         report: &mut BatchReport<K, M>,
     ) {
@@ -510,7 +531,7 @@ impl<K: Hash, M> Shared<K, M> {
         let result = if refused.contains_key(&fingerprint) {
             self.refuse(arrival, Refusal::AfterRefused, None)
         } else {
-            self.submit(arrival.item.message, Patience::Policy)
+            self.submit_arrival(arrival, Patience::Policy)
         };
         match result {
             Ok(Admission::Accepted) => report.accepted += 1,
@@ -526,7 +547,7 @@ impl<K: Hash, M> Shared<K, M> {
     #[cfg(feature = "tokio")]
     fn poll_submit(
         &self,
-        arrival: &mut Option<Arrival<K, M>>,
+        arrival: &mut Option<Item<K, M>>,
         waiting: &mut Option<Waiting>,
         context: &mut std::task::Context<'_>,
     ) -> std::task::Poll<Result<Admission, Refused<K, M>>> {
@@ -669,7 +690,8 @@ impl<K: Hash, M> Handle<K, M> {
             })
         });
         let Some((fingerprint, item, attempts)) = skipped.flatten() else { return false };
-        self.shared.released(fingerprint, 1);
+        self.shared.unmap(fingerprint, 1);
+        self.shared.release_places(1);
         let failure = Failure { attempts, note: Some("skipped by an operator".to_owned()) };
         report_failure(self.shared.settings.on_fail.as_ref(), item.message, failure);
         self.shared.quiet.made_last();

@@ -33,6 +33,8 @@ pub struct Holder<K> {
 pub enum Reason<K> {
     /// Nothing of this key is outstanding.
     Idle,
+    /// The only worker of the dispatcher has taken a number of quick messages straight from ingress, and one of this key may be among them.
+    PerhapsRunning,
     /// A message of it is in flight, for this long.
     Running {
         /// How long.
@@ -99,6 +101,7 @@ impl<K: fmt::Debug> fmt::Display for Explanation<K> {
         let because = |note: &Option<String>| note.as_ref().map_or(String::new(), |note| format!(": {note}"));
         match &self.reason {
             Reason::Idle => write!(f, "nothing outstanding")?,
+            Reason::PerhapsRunning => write!(f, "nothing waiting; perhaps among the quick messages that are being run")?,
             Reason::Running { since, worker } => write!(f, "running on worker {worker} for {since:?}")?,
             Reason::NoWorkerFree { holders, ready_lanes } => {
                 write!(f, "waiting for a free worker, {ready_lanes} lanes ready; busy with")?;

@@ -101,17 +101,12 @@ impl Priority {
     }
 }
 
-/// A message inside the engine.
+/// A message inside the engine, from ingress to its end.
 #[derive(Debug)]
 pub(crate) struct Item<K, M> {
-    pub(crate) message: Message<K, M>,
+    /// Which lane it belongs to.
+    pub(crate) fingerprint: u64,
     /// When it was accepted, in nanoseconds of the engine's clock, if it is one of those that are timed; else 0.
     pub(crate) accepted_at: u64,
-}
-
-/// A message in ingress, on its way to the lane of its fingerprint.
-#[derive(Debug)]
-pub(crate) struct Arrival<K, M> {
-    pub(crate) fingerprint: u64,
-    pub(crate) item: Item<K, M>,
+    pub(crate) message: Message<K, M>,
 }

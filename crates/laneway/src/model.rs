@@ -1,12 +1,12 @@
 //! The engine as loom sees it; only there under `--cfg loom`, and only for `tests/loom_dispatcher.rs`.
 //!
 //! A [`Model`] is an engine that has started no threads and whose clock stands still: loom needs an execution to be the same whenever
-//! it is repeated. The model's threads are its workers: they take the steps of `worker/thread.rs`, without the pauses between them, by
-//! [`Model::work`].
+//! it is repeated. The model's threads are its workers: they take the steps of `worker/thread.rs` by [`Model::work`]. Where a worker would
+//! look again and again until somebody else has gone on, it waits for that instead: to loom such a loop has no end.
 
 use std::{
-    sync::{Arc, atomic::AtomicU64},
-    time::Duration,
+    sync::{Arc, atomic::AtomicU64, atomic::Ordering},
+    time::{Duration, Instant},
 };
 
 use foldhash::{SharedSeed, quality::SeedableRandomState};
@@ -16,7 +16,7 @@ use crate::{
     builder::{HandlerKind, Spawn},
     clock::Clock,
     handler::RunTurn,
-    sync::{current, park},
+    sync::{Condvar, Mutex, current, lock, park, wait_for},
     worker::{Look, Sleeper, Worker},
 };
 
@@ -26,6 +26,8 @@ pub struct Model {
     /// Submits to it and operates it.
     pub handle: Handle<u8, u8>,
     handler: Arc<dyn RunTurn<u8, u8>>,
+    /// Whether all dispatchers have stopped.
+    stopped: Arc<(Mutex<bool>, Condvar)>,
 }
 
 impl std::fmt::Debug for Model {
@@ -42,7 +44,7 @@ impl Model {
         let clock = Clock::Virtual(Arc::new(AtomicU64::new(0)));
         let hasher = SeedableRandomState::with_seed(0, SharedSeed::global_fixed());
         let shared = builder.assemble(clock, Spawn::Simulated, hasher);
-        Model { handle: Handle { shared }, handler }
+        Model { handle: Handle { shared }, handler, stopped: Arc::new((Mutex::new(false), Condvar::new())) }
     }
 
     /// The life of the worker of a seat. Between taking a turn and running it, it calls `with` with the key: there a model may wait for somebody
@@ -55,14 +57,14 @@ impl Model {
         loop {
             match worker.look() {
                 Look::Turn => self.run_turns(&mut worker, &with),
-                Look::Nothing => {
-                    if worker.lie_down().is_some() {
+                Look::Nothing => match worker.lie_down() {
+                    Some(_) => {
                         park();
                         worker.get_up();
                     }
-                }
-                // Waiting for the locks is what backing off comes to; a loop of looks has no end in a model.
-                Look::Contended => self.handle.shared.layout.load().dispatchers.iter().for_each(|taken| {
+                    None => self.wait_if_stopping(),
+                },
+                Look::Contended => shared.layout.load().dispatchers.iter().for_each(|taken| {
                     taken.taken_messages();
                 }),
                 Look::Leave => return,
@@ -73,19 +75,43 @@ impl Model {
     fn run_turns(&self, worker: &mut Worker<u8, u8>, with: &impl Fn(u8)) {
         loop {
             with(worker.turn.items[0].message.key);
+            let before = worker.turn.items.len();
             let ending = worker.run(&*self.handler);
+            let idle = worker.turn.items.len() == before;
             if !worker.settle(ending) {
                 return;
+            }
+            if idle {
+                self.wait_if_stopping();
             }
         }
     }
 
-    /// Closes, drains as long as it takes or not at all, and gives back what is left, when the workers have gone.
-    pub fn shut_down(&self, drain: bool) -> ShutdownReport<u8, u8> {
-        self.handle.shared.shut_down(if drain { Duration::MAX } else { Duration::ZERO })
+    /// Waits until the engine has stopped, if it is at that.
+    fn wait_if_stopping(&self) {
+        if self.handle.shared.give_way.load(Ordering::Acquire) {
+            let mut stopped = lock(&self.stopped.0);
+            while !*stopped {
+                stopped = wait_for(&self.stopped.1, stopped, None);
+            }
+        }
     }
 
-    /// Asserts what must be true of every dispatcher between two steps.
+    /// The steps of a shutdown that drains as long as it takes or not at all, and waits until all workers have gone.
+    pub fn shut_down(&self, drain: bool) -> ShutdownReport<u8, u8> {
+        const LONG: Duration = Duration::from_secs(86_400);
+        let shared = &self.handle.shared;
+        shared.close();
+        shared.wait_quiet(Instant::now() + if drain { LONG } else { Duration::ZERO });
+        shared.stop();
+        *lock(&self.stopped.0) = true;
+        self.stopped.1.notify_all();
+        let layout = shared.layout.load_full();
+        shared.wait_until(Instant::now() + LONG, || layout.seats.iter().all(|seat| seat.gone.load(Ordering::Acquire)));
+        shared.give_back()
+    }
+
+    /// Asserts what must be true of every dispatcher between two steps, as long as nothing was given back.
     pub fn audit(&self) {
         for dispatcher in &self.handle.shared.layout.load().dispatchers {
             if let Err(what) = dispatcher.audit(0) {

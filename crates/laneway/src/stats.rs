@@ -148,7 +148,7 @@ impl Counted {
         self.done += tally.done;
         self.failed += tally.failed;
         self.dispatched += tally.started;
-        self.turns += 1;
+        self.turns += tally.turns;
         self.retries += tally.retries;
         self.panics += tally.panics;
         for sample in &tally.samples {
@@ -162,6 +162,7 @@ impl Counted {
 /// What one turn came to, counted by its worker and added when it settles.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
+    pub(crate) turns: u64,
     pub(crate) started: u64,
     pub(crate) done: u64,
     pub(crate) failed: u64,

@@ -175,8 +175,8 @@ fn two_workers_take_two_keys_at_once_and_each_in_order() {
 fn a_wake_up_at_another_dispatcher_is_handed_on() {
     check(|| {
         let (witness, meeting) = (Witness::new(), Meeting::new());
-        let name = |key: &u8| if *key == A { "a" } else { "b" };
-        let model = Model::new(engine(&witness, Topology::assigned([["a", "b"], ["b", "a"]], name)));
+        let topology = Topology::assigned([["a", "b"], ["b", "a"]], |key: &u8| if *key == A { "a" } else { "b" });
+        let model = Model::new(engine(&witness, topology));
         let workers = [0, 1].map(|seat| {
             let meeting = meeting.clone();
             hire(&model, seat, &witness, move |key| meeting.attend(key))
@@ -206,7 +206,7 @@ fn a_blocked_submitter_does_not_sleep_beside_room() {
 fn a_submitter_blocked_by_the_engine_does_not_sleep_beside_room() {
     check(|| {
         let witness = Witness::new();
-        let model = Model::new(engine(&witness, Topology::pool(1)).ingress_capacity(1));
+        let model = Model::new(engine(&witness, Topology::pool(1)).worker_queue_capacity(2).ingress_capacity(1));
         let worker = hire(&model, 0, &witness, |_| ());
         (1..=3).for_each(|body| accept(&model, (A, body)));
         drain(&model, [worker]);
@@ -268,7 +268,6 @@ fn nothing_is_lost_between_submit_and_shutdown() {
         let report = model.shut_down(false);
         let accepted = submitter.join().unwrap();
         worker.join().unwrap();
-        model.audit();
         let returned = report.returned.iter().map(|message| message.body);
         let seen: Vec<u8> = witness.handled_of(A).into_iter().chain(returned).collect();
         assert_eq!(seen, accepted);

@@ -35,7 +35,7 @@ impl<K, M> Lanes<K, M> {
         agree("deferred lanes", deferred, self.deferred)?;
         agree("parked lanes", parked, self.parked)?;
         agree("arriving lanes", arriving, self.arriving)?;
-        agree("messages taken", taken, self.taken)?;
+        agree("messages taken", taken + self.streaming, self.taken)?;
         agree("messages aside", aside, self.aside)?;
         agree("messages in the slab", waiting + aside, self.waiting.len())
     }

@@ -30,7 +30,10 @@
 
 mod audit;
 mod ready;
+mod stream;
 mod waiting;
+
+pub(crate) use stream::Heat;
 
 use std::{
     cmp::Reverse,
@@ -40,7 +43,7 @@ use std::{
 
 use crate::{
     explain::{Holder, Standing},
-    message::{Arrival, Item},
+    message::Item,
 };
 use ready::Ready;
 use waiting::{NONE, Queue, Waiting};
@@ -106,10 +109,14 @@ impl<K> Default for Extra<K> {
     }
 }
 
-/// A lane's messages in the hands of a worker. The buffer is used again for the next turn.
+/// A lane's messages in the hands of a worker. The buffer is used again for another turn.
 #[derive(Debug)]
 pub(crate) struct Turn<K, M> {
     lane: u32,
+    /// How it ended, once it has.
+    pub(crate) ending: Ending,
+    /// How many of its messages have left the engine.
+    pub(crate) released: u64,
     pub(crate) fingerprint: u64,
     /// What is still to be handled, oldest first.
     pub(crate) items: VecDeque<Item<K, M>>,
@@ -119,8 +126,106 @@ pub(crate) struct Turn<K, M> {
 
 impl<K, M> Turn<K, M> {
     pub(crate) fn new() -> Self {
-        Turn { lane: NONE, fingerprint: 0, items: VecDeque::new(), attempts: 0 }
+        let items = VecDeque::new();
+        Turn { lane: NONE, ending: Ending::Handled, released: 0, fingerprint: 0, items, attempts: 0 }
     }
+}
+
+/// The turns that a worker has claimed under one lock, and will settle under one lock.
+///
+/// More than one only where it is the only worker of the dispatcher and messages are quick: then nobody else could have
+/// run what waits in the hand, and the lock is taken once for all of it.
+#[derive(Debug)]
+pub(crate) struct Hand<K, M> {
+    turns: Vec<Turn<K, M>>,
+    len: usize,
+    /// Those before it have ended.
+    current: usize,
+}
+
+impl<K, M> Hand<K, M> {
+    pub(crate) fn new() -> Self {
+        Hand { turns: vec![Turn::new()], len: 0, current: 0 }
+    }
+
+    /// The turn that is run now.
+    pub(crate) fn turn(&mut self) -> &mut Turn<K, M> {
+        &mut self.turns[self.current]
+    }
+
+    /// Notes the end of the current turn. True if there is another one.
+    pub(crate) fn end(&mut self, ending: Ending, released: u64) -> bool {
+        let turn = self.turn();
+        turn.released = released;
+        // It says so already, and most turns end so.
+        if !matches!(ending, Ending::Handled) {
+            turn.ending = ending;
+        }
+        self.current += 1;
+        self.current < self.len
+    }
+
+    /// All turns, with how they ended; those that were not run as if they had been given way.
+    pub(crate) fn turns(&mut self) -> &mut [Turn<K, M>] {
+        &mut self.turns[..self.len]
+    }
+
+    pub(crate) fn clear(&mut self) {
+        (self.len, self.current) = (0, 0);
+    }
+
+    /// Takes messages of whatever keys straight from the inbox, in their order. See [`Stream`](stream).
+    pub(crate) fn fill_from(&mut self, inbox: &mut VecDeque<Item<K, M>>, heat: &mut Heat, most: usize) -> usize {
+        let turn = &mut self.turns[0];
+        while turn.items.len() < most
+            && let Some(item) = inbox.front()
+            && !heat.rises(item.fingerprint)
+        {
+            turn.items.push_back(inbox.pop_front().expect("just seen"));
+        }
+        let taken = turn.items.len();
+        if taken > 0 {
+            (turn.lane, turn.attempts, turn.released) = (NONE, 0, 0);
+            (self.len, self.current) = (1, 0);
+        }
+        taken
+    }
+
+    /// Claims lanes until the hand holds so many, or so many messages. The answer is whether there was any.
+    pub(crate) fn fill(&mut self, lanes: &mut Lanes<K, M>, wants: &Wants<K>, now: u64) -> bool {
+        let mut messages = 0;
+        while self.len < wants.lanes && messages < wants.messages {
+            if self.turns.len() == self.len {
+                self.turns.push(Turn::new());
+            }
+            let turn = &mut self.turns[self.len];
+            if !lanes.claim(now, wants.turn, wants.worker, turn, wants.holder) {
+                break;
+            }
+            turn.released = 0;
+            messages += turn.items.len();
+            self.len += 1;
+        }
+        self.len > 0
+    }
+}
+
+/// Who asks for turns, and how much it wants.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wants<K> {
+    pub(crate) worker: u32,
+    /// When it last looked at the clock.
+    pub(crate) now: u64,
+    /// At most this many messages in a turn,
+    pub(crate) turn: usize,
+    /// this many lanes at once,
+    pub(crate) lanes: usize,
+    /// and this many messages in all of them.
+    pub(crate) messages: usize,
+    /// Whether it would take a stream.
+    pub(crate) stream: bool,
+    /// Makes the copy of the key that `explain` shows, when turns are expected to be slow.
+    pub(crate) holder: Option<fn(&K) -> K>,
 }
 
 /// How a turn ended.
@@ -213,6 +318,8 @@ pub(crate) struct Lanes<K, M> {
     deferred: usize,
     parked: usize,
     arriving: usize,
+    /// Messages in the hands of the one worker that runs a stream.
+    streaming: usize,
     /// Messages in flight, and put aside.
     taken: usize,
     aside: usize,
@@ -239,6 +346,7 @@ impl<K, M> Lanes<K, M> {
             deferred: 0,
             parked: 0,
             arriving: 0,
+            streaming: 0,
             taken: 0,
             aside: 0,
             enqueued_due_to_busy: 0,
@@ -249,9 +357,9 @@ impl<K, M> Lanes<K, M> {
     // ── admit ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// Appends a message to the lane of its key.
-    pub(crate) fn admit(&mut self, arrival: Arrival<K, M>) {
-        let Arrival { fingerprint, item } = arrival;
-        let (priority, evictable) = (item.message.priority, !item.message.kind.is_control());
+    pub(crate) fn admit(&mut self, item: Item<K, M>) {
+        let (fingerprint, priority) = (item.fingerprint, item.message.priority);
+        let evictable = !item.message.kind.is_control();
         let id = match self.table.get(&fingerprint) {
             Some(&id) => id,
             None => self.create(fingerprint, State::Ready, priority.tier()),
@@ -343,7 +451,8 @@ impl<K, M> Lanes<K, M> {
     ) -> bool {
         debug_assert!(turn.items.is_empty());
         self.wake_due(now);
-        if self.paused || !self.take_pace(now) {
+        // While somebody runs a stream, any lane may have a message in it.
+        if self.paused || self.streaming > 0 || !self.take_pace(now) {
             return false;
         }
         let Some(id) = self.ready.pop(&mut self.lanes) else { return false };
@@ -412,17 +521,26 @@ impl<K, M> Lanes<K, M> {
 
     /// Whether the lane of this turn has more waiting, so that it will go to the back of the ready list.
     pub(crate) fn gives_way(&self, turn: &Turn<K, M>) -> bool {
-        !self.lanes[turn.lane as usize].waiting.is_empty()
+        turn.lane != NONE && !self.lanes[turn.lane as usize].waiting.is_empty()
     }
 
     /// Ends a turn. What the worker handled has left `turn.items`; what is still in there goes back to the front.
-    pub(crate) fn settle(&mut self, turn: &mut Turn<K, M>, ending: Ending, now: u64) -> Settled<K, M> {
+    pub(crate) fn settle(&mut self, turn: &mut Turn<K, M>, now: u64) -> Settled<K, M> {
+        if turn.lane == NONE {
+            return self.settle_stream(turn, now);
+        }
         let id = turn.lane;
         let lane = &mut self.lanes[id as usize];
         debug_assert!(matches!(lane.state, State::Running { .. }), "settled by the worker that claimed it, once");
         self.taken -= lane.taken as usize;
         self.running -= 1;
         lane.taken = 0;
+        if turn.items.is_empty() && lane.waiting.is_empty() && lane.extra.is_none() {
+            // Most lanes end so: everything handled, nothing behind it, nothing to remember.
+            self.remove(id);
+            return Settled { parcel: None, earlier_timer: false };
+        }
+        let ending = std::mem::replace(&mut turn.ending, Ending::Handled);
         lane.attempts = 0;
         if matches!(ending, Ending::Handled) {
             lane.attempts = turn.attempts;
@@ -773,7 +891,7 @@ impl<K, M> Lanes<K, M> {
 
     /// Whether a worker would find something to do now.
     pub(crate) fn has_ready(&self) -> bool {
-        self.ready.len() > 0 && !self.paused
+        self.ready_lanes() > 0 && self.streaming == 0
     }
 
     /// How many lanes could run now.
@@ -783,7 +901,7 @@ impl<K, M> Lanes<K, M> {
 
     /// When something will be ready that is not now: the earliest timer, or the next place in the pace.
     pub(crate) fn next_due(&self) -> Option<u64> {
-        if self.paused {
+        if self.paused || self.streaming > 0 {
             return None;
         }
         let timer = self.timers.peek().map(|Reverse((until, ..))| *until);
@@ -798,7 +916,9 @@ impl<K, M> Lanes<K, M> {
 
     /// Whether nothing will happen any more without somebody's doing.
     pub(crate) fn is_quiet(&self) -> bool {
-        self.ready.len() == 0 && self.running == 0 && self.deferred == 0 && self.arriving == 0
+        let idle = self.running == 0 && self.streaming == 0 && self.deferred == 0 && self.arriving == 0;
+        // What a paused dispatcher holds does not move either.
+        idle && (self.ready.len() == 0 || self.paused)
     }
 
     pub(crate) fn lane_count(&self) -> usize {

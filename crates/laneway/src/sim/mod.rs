@@ -460,7 +460,7 @@ where
 
     /// Exclusion: a key is in one pair of hands at most.
     fn note_claim(&mut self, place: usize) -> Result<(), Violation> {
-        let fingerprint = self.actors[place].worker().turn.fingerprint;
+        let fingerprint = self.actors[place].worker().turn().fingerprint;
         match self.in_flight.insert(fingerprint, place) {
             None => Ok(()),
             Some(other) => Err(self.violation(format!("one key in the hands of workers {other} and {place}"))),
@@ -501,7 +501,7 @@ where
     }
 
     fn turn_time(&mut self, place: usize) -> Duration {
-        let items = &self.actors[place].worker.as_ref().expect("a worker with a turn").turn.items;
+        let items = &self.actors[place].worker.as_mut().expect("a worker with a turn").turn().items;
         let times = items.iter().map(|item| (self.service)(&item.message.key, &item.message.body, &mut self.random));
         times.sum()
     }
@@ -510,7 +510,7 @@ where
     fn crash(&mut self, place: usize) {
         let shared = self.handle.shared.clone();
         let actor = &mut self.actors[place];
-        let fingerprint = actor.worker().turn.fingerprint;
+        let fingerprint = actor.worker().turn().fingerprint;
         actor.worker = None;
         actor.seat.gone.store(false, SeqCst);
         actor.worker = Some(hire(&shared, &actor.seat, &actor.woken, &self.handler));
@@ -519,11 +519,11 @@ where
 
     fn settle(&mut self, place: usize, ending: Ending) {
         let actor = &mut self.actors[place];
-        let fingerprint = actor.worker().turn.fingerprint;
+        let fingerprint = actor.worker().turn().fingerprint;
         self.in_flight.remove(&fingerprint);
         // A worker with one dispatcher gets the next turn under the same lock.
         if actor.worker().settle(ending) {
-            let next = actor.worker().turn.fingerprint;
+            let next = actor.worker().turn().fingerprint;
             actor.phase = Phase::Claimed;
             self.in_flight.insert(next, place);
         }

@@ -23,10 +23,10 @@ use std::{
 };
 
 use crate::{
-    dispatcher::{Asleep, Claimant, Dispatcher, Found},
+    dispatcher::{Asleep, Dispatcher, Found},
     engine::Shared,
     handler::{Run, RunTurn, Surroundings},
-    lane::{Ending, Turn},
+    lane::{Ending, Hand, Turn, Wants},
     stats::{Tally, WorkerCounters},
     sync::{Mutex, Thread, lock},
 };
@@ -159,8 +159,13 @@ const SLICE: u64 = 1_000_000;
 /// From here on messages are slow: every one of them is timed, and `explain` is told whose turn it is.
 const SLOW: u64 = 50_000;
 
+/// How many lanes a worker that has a dispatcher to itself claims at once, and how many messages. Enough that the lock does not
+/// count, few enough that they stay in the cache. Measured: 64 to 512 lanes are alike.
+const HAND_LANES: usize = 128;
+const HAND_MESSAGES: usize = 256;
+
 /// While messages are quick, one in this many is timed.
-const TIMED_ONE_IN: u32 = 16;
+const TIMED_ONE_IN: u32 = 64;
 
 impl Tempo {
     pub(crate) fn new() -> Self {
@@ -187,7 +192,6 @@ impl Tempo {
 
     pub(crate) fn wants_time(&mut self) -> bool {
         if self.countdown == 0 || self.is_slow() {
-            self.countdown = TIMED_ONE_IN;
             return true;
         }
         self.countdown -= 1;
@@ -199,6 +203,7 @@ impl Tempo {
         self.average = if took > self.average { took } else { (self.average * 3 + took) / 4 };
         self.spent += took;
         self.now = ended;
+        self.countdown = TIMED_ONE_IN;
     }
 
     pub(crate) fn is_over(&self) -> bool {
@@ -293,12 +298,16 @@ pub(crate) struct Worker<K, M> {
     serving: Option<usize>,
     /// Where it left something to be seen to when it got up, and has not looked since.
     owed: Vec<usize>,
-    pub(crate) turn: Turn<K, M>,
+    hand: Hand<K, M>,
     pub(crate) tally: Tally,
     pub(crate) tempo: Tempo,
     /// Failed cycles in a row.
     pub(crate) failures: u32,
     full_turns: bool,
+    /// Messages that had been released when the current turn began.
+    released_before: u64,
+    /// What to tell the mappings once a hand is settled.
+    released_turns: Vec<(u64, u64)>,
 }
 
 impl<K, M> Worker<K, M>
@@ -315,22 +324,37 @@ where
             cursor: 0,
             serving: None,
             owed: Vec::new(),
-            turn: Turn::new(),
+            hand: Hand::new(),
             tally: Tally::default(),
             tempo: Tempo::new(),
             failures: 0,
             full_turns,
+            released_before: 0,
+            released_turns: Vec::new(),
         }
     }
 
-    fn claimant(&self) -> Claimant<K> {
+    /// What it wants of a dispatcher. Several lanes at once only where nobody else could have run them meanwhile, and
+    /// as much as fits into a slice of time.
+    fn wants(&self, dispatcher: &Dispatcher<K, M>) -> Wants<K> {
         let most = self.shared.settings.batch_max;
-        Claimant {
+        let alone = !self.full_turns && dispatcher.servers.load(Ordering::Relaxed) == 1;
+        let quick = alone && !self.tempo.is_slow();
+        let lanes = if quick { HAND_LANES } else { 1 };
+        Wants {
             worker: self.seat.number as u32,
             now: self.tempo.now,
-            limit: if self.full_turns { most } else { self.tempo.limit(most) },
+            turn: if self.full_turns { most } else { self.tempo.limit(most) },
+            lanes: lanes.min(self.tempo.limit(HAND_LANES)),
+            messages: self.tempo.limit(HAND_MESSAGES),
+            stream: quick && self.shared.mappings.is_none() && !self.shared.needs_keys,
             holder: (self.tempo.is_slow() || self.shared.needs_keys).then_some(K::clone as fn(&K) -> K),
         }
+    }
+
+    /// The turn in its hands.
+    pub(crate) fn turn(&mut self) -> &mut Turn<K, M> {
+        self.hand.turn()
     }
 
     /// Looks at its dispatchers, round-robin, for a turn.
@@ -341,12 +365,13 @@ where
         self.refresh();
         let counters = &self.seat.counters;
         WorkerCounters::add(&counters.polls, 1);
-        let (claimant, all) = (self.claimant(), self.row.len());
+        let all = self.row.len();
         let (mut taken, mut stopped) = (0, 0);
         for step in 0..all {
             let place = (self.cursor + step) % all;
             WorkerCounters::add(&counters.lock_attempts, 1);
-            match self.row[place].claim(&claimant, &mut self.turn, &self.shared.clock) {
+            let wants = self.wants(&self.row[place]);
+            match self.row[place].claim(&wants, &mut self.hand, &self.shared.clock) {
                 Found::Turn => {
                     self.took(place);
                     return Look::Turn;
@@ -406,7 +431,7 @@ where
     pub(crate) fn hand(&mut self) -> Run<'_, K, M> {
         let place = self.serving.expect("a turn in hand");
         Run {
-            turn: &mut self.turn,
+            turn: self.hand.turn(),
             tally: &mut self.tally,
             tempo: &mut self.tempo,
             around: Surroundings {
@@ -420,24 +445,22 @@ where
         }
     }
 
-    /// Ends the turn in its hands. True if it got the next one with it: a worker with one dispatcher settles and claims under one lock.
+    /// Ends the turn in its hands. True if there is another one: in the same hand, or, for a worker with one dispatcher, claimed under the
+    /// lock under which this hand was settled.
     pub(crate) fn settle(&mut self, ending: Ending) -> bool {
+        self.tally.turns += 1;
+        let released = self.tally.released();
+        let of_this_turn = released - std::mem::replace(&mut self.released_before, released);
+        // Once messages turn out to be slow, what is left in the hand goes back: other lanes may be more urgent by now.
+        if self.hand.end(ending, of_this_turn) && !self.tempo.is_slow() {
+            return true;
+        }
         let place = self.serving.take().expect("a turn in hand");
-        let dispatcher = self.row[place].clone();
-        let (fingerprint, released) = (self.turn.fingerprint, self.tally.released());
         let stays = self.row.len() == 1
             && !self.seat.dismissed.load(Ordering::Acquire)
             && self.seat.version.load(Ordering::Acquire) == self.version;
-        let claimant = stays.then(|| self.claimant());
-        let (parcel, found) =
-            dispatcher.settle(&mut self.turn, ending, &self.tally, claimant.as_ref(), &self.shared.clock);
-        WorkerCounters::add(&self.seat.counters.handled, self.tally.started);
-        WorkerCounters::add(&self.seat.counters.turns, 1);
-        self.tally.clear();
-        self.shared.released(fingerprint, released);
-        if let Some(parcel) = parcel {
-            self.shared.deliver(parcel);
-        }
+        let wants = stays.then(|| self.wants(&self.row[place]));
+        let found = self.settle_hand(place, wants.as_ref());
         if found == Found::Turn {
             self.took(place);
         }
@@ -492,18 +515,38 @@ where
     }
 }
 
+impl<K, M> Worker<K, M> {
+    /// Settles all that is in its hands, and claims more if it wants.
+    fn settle_hand(&mut self, place: usize, wants: Option<&Wants<K>>) -> Found {
+        if self.shared.mappings.is_some() {
+            self.released_turns.extend(self.hand.turns().iter().map(|turn| (turn.fingerprint, turn.released)));
+        }
+        let (parcels, found) = self.row[place].settle(&mut self.hand, &self.tally, wants, &self.shared.clock);
+        for (fingerprint, released) in self.released_turns.drain(..) {
+            self.shared.unmap(fingerprint, released);
+        }
+        self.shared.release_places(self.tally.released());
+        WorkerCounters::add(&self.seat.counters.handled, self.tally.started);
+        WorkerCounters::add(&self.seat.counters.turns, self.tally.turns);
+        self.tally.clear();
+        self.released_before = 0;
+        for parcel in parcels {
+            self.shared.deliver(parcel);
+        }
+        if self.row[place].bars_streams() {
+            self.shared.quiet.made_last();
+        }
+        found
+    }
+}
+
 /// A worker that goes, for whatever reason, gives back what it has in its hands and hands its wake-ups on.
 impl<K, M> Drop for Worker<K, M> {
     fn drop(&mut self) {
         if let Some(place) = self.serving.take() {
-            let clock = &self.shared.clock;
-            let dispatcher = self.row[place].clone();
-            let (fingerprint, released) = (self.turn.fingerprint, self.tally.released());
-            let (parcel, _) = dispatcher.settle(&mut self.turn, Ending::Handled, &self.tally, None, clock);
-            self.shared.released(fingerprint, released);
-            if let Some(parcel) = parcel {
-                self.shared.deliver(parcel);
-            }
+            let released = self.tally.released() - self.released_before;
+            self.hand.end(Ending::Handled, released);
+            self.settle_hand(place, None);
         }
         for dispatcher in &self.row {
             dispatcher.rise(&self.sleeper);

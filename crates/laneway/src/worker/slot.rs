@@ -181,7 +181,7 @@ where
     R::Output: Into<Outcome>,
 {
     worker.tempo.begin();
-    while !worker.turn.items.is_empty() && !worker.hand().gives_way() {
+    while !worker.turn().items.is_empty() && !worker.hand().gives_way() {
         let outcome = {
             // If this task is dropped while it waits, `carried` puts the message back into the turn, and the worker's own drop the
             // turn into its lane.
@@ -272,7 +272,7 @@ impl<K: Clone, M> HandOver<K, M> {
     pub(crate) fn take_back(&mut self, worker: &mut Worker<K, M>) {
         let returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some((item, note)) = returned {
-            worker.turn.items.push_front(item);
+            worker.turn().items.push_front(item);
             self.note = note;
             self.came_back = true;
         }

@@ -1,0 +1,147 @@
+//! Streams: the short way from ingress to the handler, for a worker that has a dispatcher to itself.
+//!
+//! When there is no lane at all (nothing is in flight, waiting, deferred or parked) and one worker serves the dispatcher, it may take the
+//! next messages straight from the inbox and run them one after the other, whatever their keys. That is the order of acceptance, so it is in order per key;
+//! and it is one worker, so it is one at a time. No lane is made for a message that would leave it a moment later: half of the work of a
+//! small message.
+//!
+//! What keeps it honest:
+//!
+//! - While a stream is out, nobody claims a lane here: any lane may have a message in it. (Somebody else can be here only after a live change.) And no lane moves
+//!   to another dispatcher: a change bars streams and waits for the one that is out.
+//! - A message that fails becomes the head of a lane of its own, as if it had been claimed from there. What the stream had not run goes to the
+//!   front of the lanes of its keys. With lanes in the table there are no streams, until all of them have gone again.
+//! - A hot key gives way after `batch_max` messages here as elsewhere. [`Heat`] counts the messages of each key (of each 4,096th part of all keys)
+//!   since the inbox was filled; when one has had its share, the rest of the inbox is admitted to lanes, which take turns.
+
+use super::{Ending, Lanes, Settled, State, Turn};
+use crate::message::Item;
+
+/// How many counters there are: two bytes each, so they fit into a quarter of the first cache.
+const PLACES: usize = 4_096;
+
+/// Counts the messages per key, roughly, since the inbox was filled.
+#[derive(Debug)]
+pub(crate) struct Heat {
+    /// Empty until it is first needed.
+    counts: Vec<u16>,
+    /// A key may have this many.
+    share: u16,
+    /// Whether the inbox is so full that a key could have more.
+    watching: bool,
+}
+
+impl Heat {
+    pub(crate) fn new(batch_max: usize) -> Self {
+        Heat { counts: Vec::new(), share: batch_max.min(usize::from(u16::MAX)) as u16, watching: false }
+    }
+
+    /// The inbox has been filled with so many.
+    pub(crate) fn begin(&mut self, messages: usize) {
+        self.watching = messages > usize::from(self.share);
+        if self.watching {
+            self.counts.clear();
+            self.counts.resize(PLACES, 0);
+        }
+    }
+
+    /// Counts one more, and says whether that is more than its share.
+    pub(super) fn rises(&mut self, fingerprint: u64) -> bool {
+        if !self.watching {
+            return false;
+        }
+        // Bits that neither the tables nor the placement use.
+        let count = &mut self.counts[(fingerprint >> 20) as usize % PLACES];
+        let hot = *count >= self.share;
+        *count += u16::from(!hot);
+        hot
+    }
+}
+
+impl<K, M> Lanes<K, M> {
+    /// Whether a stream may begin: nothing is here, and nothing forbids it.
+    pub(crate) fn may_stream(&self) -> bool {
+        self.table.is_empty() && self.streaming == 0 && !self.paused && self.pace.is_none() && !self.waiting.by_age()
+    }
+
+    pub(crate) fn is_streaming(&self) -> bool {
+        self.streaming > 0
+    }
+
+    /// A worker has taken so many messages from the inbox.
+    pub(crate) fn begin_stream(&mut self, messages: usize) {
+        self.streaming = messages;
+        self.taken += messages;
+    }
+
+    /// Ends a stream. What has not been run goes to the front of its lanes; the first of it may have failed.
+    pub(super) fn settle_stream(&mut self, turn: &mut Turn<K, M>, now: u64) -> Settled<K, M> {
+        self.taken -= std::mem::take(&mut self.streaming);
+        let ending = std::mem::replace(&mut turn.ending, Ending::Handled);
+        let failed = if matches!(ending, Ending::Handled) { None } else { turn.items.pop_front() };
+        while let Some(item) = turn.items.pop_back() {
+            self.readmit(item);
+        }
+        match failed {
+            Some(item) => self.settle_first(item, ending, now),
+            None => Settled { parcel: None, earlier_timer: false },
+        }
+    }
+
+    /// Puts a message that had been taken from the inbox to the front of its lane.
+    fn readmit(&mut self, item: Item<K, M>) {
+        let (fingerprint, tier) = (item.fingerprint, item.message.priority.tier());
+        let id = match self.table.get(&fingerprint) {
+            Some(&id) => id,
+            None => self.create(fingerprint, State::Aside, tier),
+        };
+        let lane = &mut self.lanes[id as usize];
+        self.waiting.push_front(&mut lane.waiting, id, item);
+        if lane.state == State::Aside {
+            self.make_ready(id);
+        }
+    }
+
+    /// A message of a stream failed: settles it as a turn of its lane.
+    fn settle_first(&mut self, item: Item<K, M>, ending: Ending, now: u64) -> Settled<K, M> {
+        let (fingerprint, tier) = (item.fingerprint, item.message.priority.tier());
+        let id = match self.table.get(&fingerprint) {
+            Some(&id) => id,
+            None => self.create(fingerprint, State::Aside, tier),
+        };
+        match self.lanes[id as usize].state {
+            State::Ready => self.ready.remove(&mut self.lanes, id),
+            State::Parked { .. } => {
+                // An operator was quicker; it stays parked, in front of this one.
+                self.parked -= 1;
+                self.lanes[id as usize].extra.get_or_insert_default().park_after = true;
+            }
+            State::Aside => {}
+            state => unreachable!("nobody claims while a stream is out, and it is not {state:?}"),
+        }
+        let lane = &mut self.lanes[id as usize];
+        (lane.state, lane.taken) = (State::Running { since: now, worker: 0 }, 1);
+        self.running += 1;
+        self.taken += 1;
+        let mut turn = Turn { lane: id, ending, fingerprint, ..Turn::new() };
+        turn.items.push_back(item);
+        self.settle(&mut turn, now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_hot_after_its_share_of_a_full_inbox() {
+        let mut heat = Heat::new(3);
+        heat.begin(3);
+        assert!((0..10).all(|_| !heat.rises(7)), "nobody can have more than a share of so few");
+        heat.begin(100);
+        assert_eq!([heat.rises(7), heat.rises(7), heat.rises(7), heat.rises(7)], [false, false, false, true]);
+        assert!(!heat.rises(7 << 20 | 1 << 30), "another key");
+        heat.begin(100);
+        assert!(!heat.rises(7), "a new inbox");
+    }
+}

@@ -1,0 +1,529 @@
+//! Async handlers on tokio: a slot is a task that is used again, and a message in its hands can always come back.
+//!
+//! The same contract as on threads, and what only async code can do to it: futures that panic, that are dropped in the middle because their runtime goes,
+//! that give their delivery away, and submitters that wait without blocking.
+
+#![cfg(feature = "tokio")]
+
+mod witness;
+
+use std::{
+    collections::HashMap,
+    future::pending,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use laneway::{
+    Admission, Bound, Builder, Delivery, Engine, Exhausted, Failure, Handle, Kind, Message, Outcome, Overflow, Refusal,
+    RetryPolicy, Topology,
+};
+use tokio::{
+    runtime::{Builder as RuntimeBuilder, Runtime},
+    sync::{Barrier, Semaphore},
+    time::timeout,
+};
+use witness::{A_MOMENT, DEADLINE, Log, Witness, eventually, send};
+
+fn runtime() -> Runtime {
+    RuntimeBuilder::new_multi_thread().worker_threads(2).enable_time().build().unwrap()
+}
+
+/// A builder for slots on this runtime.
+fn slots(runtime: &Runtime, slots: usize) -> Builder<u64, u64> {
+    Engine::builder().topology(Topology::pool(slots)).runtime(runtime.handle().clone())
+}
+
+/// Waits at a semaphore as a handler waits at a gate.
+async fn pass(gate: &Semaphore) {
+    let permit = timeout(DEADLINE, gate.acquire()).await.expect("nobody opened the gate").unwrap();
+    permit.forget();
+}
+
+#[test]
+fn five_thousand_messages_are_in_flight_at_once() {
+    let runtime = runtime();
+    let (witness, meeting) = (Witness::new(), Arc::new(Barrier::new(5_000)));
+    let witness_too = witness.clone();
+    let engine = slots(&runtime, 5_000)
+        .worker_queue_capacity(20_000)
+        .handle_async(move |delivery: Delivery<u64, u64>| {
+            let (witness, meeting) = (witness_too.clone(), meeting.clone());
+            async move {
+                let attempt = witness.enter(delivery.key(), *delivery);
+                // Nobody passes before all five thousand are here.
+                timeout(DEADLINE, meeting.wait()).await.expect("all are in flight at once");
+                attempt.done();
+            }
+        })
+        .build()
+        .unwrap();
+    send(&engine, (0..2).flat_map(|number| (0..5_000).map(move |key| (key, number))));
+    assert!(engine.wait_quiet(DEADLINE));
+    witness.verify((0..5_000).map(|key| (key, 2)));
+    assert_eq!(engine.snapshot().account.done, 10_000);
+}
+
+#[test]
+fn order_holds_across_awaits() {
+    for topology in [Topology::pool(64), Topology::partitioned(4, 8), Topology::per_worker(4)] {
+        let runtime = runtime();
+        let witness = Witness::new();
+        let witness_too = witness.clone();
+        let engine = Engine::builder()
+            .topology(topology)
+            .runtime(runtime.handle().clone())
+            .handle_async(move |delivery: Delivery<u64, u64>| {
+                let witness = witness_too.clone();
+                async move {
+                    let attempt = witness.enter(delivery.key(), *delivery);
+                    for _ in 0..(delivery.key() + *delivery) % 4 {
+                        tokio::task::yield_now().await;
+                    }
+                    attempt.done();
+                }
+            })
+            .build()
+            .unwrap();
+        std::thread::scope(|scope| {
+            for producer in 0..3_u64 {
+                let handle = engine.handle();
+                let messages = (0..100).flat_map(move |number| (0..40).map(move |key| (producer * 40 + key, number)));
+                scope.spawn(move || send(&handle, messages));
+            }
+        });
+        assert!(engine.wait_quiet(DEADLINE));
+        witness.verify((0..120).map(|key| (key, 100)));
+    }
+}
+
+#[test]
+fn a_runtime_with_one_thread_is_enough() {
+    let runtime = RuntimeBuilder::new_current_thread().enable_time().build().unwrap();
+    let witness = Witness::new();
+    let witness_too = witness.clone();
+    runtime.block_on(async {
+        let engine = Engine::builder()
+            .topology(Topology::pool(10))
+            .handle_async(move |delivery: Delivery<u64, u64>| {
+                let witness = witness_too.clone();
+                async move {
+                    tokio::task::yield_now().await;
+                    witness.see(delivery.key(), *delivery);
+                }
+            })
+            .build()
+            .unwrap();
+        for number in 0..50 {
+            for key in 0..20 {
+                engine.submit_async((key, number)).await.unwrap();
+            }
+        }
+        let report = tokio::task::spawn_blocking(move || engine.shutdown(DEADLINE)).await.unwrap();
+        assert_eq!((report.account.done, report.still_running, report.returned.len()), (1_000, 0, 0));
+    });
+    witness.verify((0..20).map(|key| (key, 50)));
+}
+
+#[test]
+fn a_slow_key_takes_nobody_hostage() {
+    let runtime = runtime();
+    let (witness, gate) = (Witness::new(), Arc::new(Semaphore::new(0)));
+    let (witness_too, gate_too) = (witness.clone(), gate.clone());
+    let engine = slots(&runtime, 2)
+        .handle_async(move |delivery: Delivery<u64, u64>| {
+            let (witness, gate) = (witness_too.clone(), gate_too.clone());
+            async move {
+                let attempt = witness.enter(delivery.key(), *delivery);
+                if *delivery.key() == 0 {
+                    pass(&gate).await;
+                }
+                attempt.done();
+            }
+        })
+        .build()
+        .unwrap();
+    send(&engine, (0..20).flat_map(|number| (0..100).map(move |key| (key, number))));
+    eventually("all others are done", || witness.total() == 99 * 20);
+    gate.add_permits(20);
+    assert!(engine.wait_quiet(DEADLINE));
+    witness.verify((0..100).map(|key| (key, 20)));
+}
+
+// ── what a delivery says and does ──────────────────────────────────────────────────────────────────────────────────
+
+#[test]
+fn a_delivery_says_what_is_known_and_its_body_survives_a_retry() {
+    let runtime = runtime();
+    let log = Log::new();
+    let log_too = log.clone();
+    let engine = Engine::builder()
+        .topology(Topology::pool(1))
+        .runtime(runtime.handle().clone())
+        .retry(RetryPolicy { base: Duration::from_millis(1), ..RetryPolicy::default() })
+        .handle_async(move |mut delivery: Delivery<u64, Vec<u32>>| {
+            let log = log_too.clone();
+            async move {
+                let attempt = delivery.attempt();
+                delivery.push(attempt);
+                log.push((*delivery.key(), delivery.kind(), delivery.worker(), delivery.clone()));
+                if attempt < 3 { Outcome::Retry } else { Outcome::Done }
+            }
+        })
+        .build()
+        .unwrap();
+    engine.submit(Message::finish(7, Vec::new())).unwrap();
+    assert!(engine.wait_quiet(DEADLINE));
+    assert_eq!(log.entries().last().unwrap(), &(7, Kind::Finish, 0, vec![1, 2, 3]));
+    assert_eq!(engine.snapshot().dispatchers[0].retries, 2);
+}
+
+#[test]
+fn retries_wait_for_their_time_and_hold_the_order() {
+    let runtime = runtime();
+    let tries = Log::new();
+    let tries_too = tries.clone();
+    let engine = slots(&runtime, 4)
+        .handle_async(move |delivery: Delivery<u64, u64>| {
+            let tries = tries_too.clone();
+            async move {
+                tries.push((*delivery, delivery.attempt(), Instant::now()));
+                match (*delivery, delivery.attempt()) {
+                    (1, 1) => Outcome::RetryAfter(Duration::from_millis(30)),
+                    (1, 2) => Outcome::Failed("again".to_owned()),
+                    _ => Outcome::Done,
+                }
+            }
+        })
+        .retry(RetryPolicy { base: Duration::from_millis(5), ..RetryPolicy::default() })
+        .build()
+        .unwrap();
+    send(&engine, (0..3).map(|number| (7, number)));
+    assert!(engine.wait_quiet(DEADLINE));
+    let tries = tries.entries();
+    let order: Vec<_> = tries.iter().map(|(number, attempt, _)| (*number, *attempt)).collect();
+    assert_eq!(order, [(0, 1), (1, 1), (1, 2), (1, 3), (2, 1)]);
+    assert!(tries[2].2 - tries[1].2 >= Duration::from_millis(30));
+}
+
+#[test]
+fn errors_notes_and_parking_as_on_threads() {
+    let runtime = runtime();
+    let failures = Log::new();
+    let failures_too = failures.clone();
+    let engine = slots(&runtime, 2)
+        .retry(RetryPolicy { max_attempts: 1, exhausted: Exhausted::Skip, ..RetryPolicy::default() })
+        .on_fail(move |message: Message<u64, u64>, failure: Failure| failures_too.push((message.body, failure)))
+        .handle_async(|delivery: Delivery<u64, u64>| async move {
+            match *delivery {
+                0 => Outcome::from(Err::<(), _>("no such user")),
+                1 => {
+                    delivery.note("was noted");
+                    Outcome::Skip
+                }
+                2 => Outcome::Park,
+                3 => Outcome::ParkLane,
+                _ => Outcome::Done,
+            }
+        })
+        .build()
+        .unwrap();
+    send(&engine, (0..5).map(|number| (7, number)));
+    assert!(engine.wait_quiet(DEADLINE));
+    let failure = |note: &str| Failure { attempts: 1, note: Some(note.to_owned()) };
+    assert_eq!(failures.entries(), [(0, failure("no such user")), (1, failure("was noted"))]);
+    let snapshot = engine.snapshot();
+    let d = &snapshot.dispatchers[0];
+    assert_eq!((d.parked_messages, d.parked_lanes, snapshot.account.outstanding), (1, 1, 3));
+}
+
+#[test]
+fn a_panic_in_the_handler_or_its_future_fails_its_message() {
+    let runtime = runtime();
+    let (witness, failures) = (Witness::new(), Log::new());
+    let (witness_too, failures_too) = (witness.clone(), failures.clone());
+    let engine = slots(&runtime, 4)
+        .retry(RetryPolicy::never())
+        .on_fail(move |message: Message<u64, u64>, failure: Failure| failures_too.push((message.body, failure.note)))
+        .handle_async(move |delivery: Delivery<u64, u64>| {
+            let witness = witness_too.clone();
+            if *delivery == 1 {
+                witness.excuse(delivery.key(), 1);
+                panic!("before the future");
+            }
+            async move {
+                tokio::task::yield_now().await;
+                if *delivery == 2 {
+                    witness.excuse(delivery.key(), 2);
+                    panic!("inside the future");
+                }
+                witness.see(delivery.key(), *delivery);
+            }
+        })
+        .build()
+        .unwrap();
+    send(&engine, (0..5).flat_map(|number| (0..10).map(move |key| (key, number))));
+    assert!(engine.wait_quiet(DEADLINE));
+    witness.verify((0..10).map(|key| (key, 3)));
+    let mut notes = HashMap::new();
+    failures.entries().into_iter().for_each(|failed| *notes.entry(failed).or_insert(0) += 1);
+    let note = |text: &str| Some(format!("panicked: {text}"));
+    assert_eq!(notes, HashMap::from([((1, note("before the future")), 10), ((2, note("inside the future")), 10)]));
+    assert_eq!((engine.snapshot().account.failed, engine.snapshot().dispatchers[0].panics), (20, 20));
+}
+
+#[test]
+fn a_handler_may_keep_its_delivery() {
+    let runtime = runtime();
+    let kept = Arc::new(Mutex::new(Vec::new()));
+    let (kept_too, seen) = (kept.clone(), Log::new());
+    let seen_too = seen.clone();
+    let engine = slots(&runtime, 1)
+        .handle_async(move |delivery: Delivery<u64, u64>| {
+            let (kept, seen) = (kept_too.clone(), seen_too.clone());
+            async move {
+                let number = *delivery;
+                seen.push(number);
+                if number < 3 {
+                    kept.lock().unwrap().push(delivery);
+                }
+                // Whoever keeps a message cannot have it tried again: it is the keeper's now.
+                if number == 1 { Outcome::Retry } else { Outcome::Done }
+            }
+        })
+        .build()
+        .unwrap();
+    send(&engine, (0..4).map(|number| (7, number)));
+    assert!(engine.wait_quiet(DEADLINE));
+    assert_eq!(seen.entries(), [0, 1, 2, 3]);
+    let account = engine.snapshot().account;
+    assert_eq!((account.done, account.failed, account.outstanding), (3, 1, 0));
+    // Letting go of them later puts nothing back.
+    kept.lock().unwrap().clear();
+    send(&engine, [(7, 4)]);
+    assert!(engine.wait_quiet(DEADLINE));
+    assert_eq!(seen.entries(), [0, 1, 2, 3, 4]);
+}
+
+// ── async submission ───────────────────────────────────────────────────────────────────────────────────────────────
+
+/// An engine of one paused slot and room for one message.
+fn full(runtime: &Runtime, overflow: Overflow) -> Engine<u64, u64> {
+    let engine = slots(runtime, 1).worker_queue_capacity(1).overflow(overflow).handle_async(|_| async {}).build().unwrap();
+    assert!(engine.pause("pool-0"));
+    send(&engine, [(1, 0)]);
+    engine
+}
+
+#[test]
+fn submit_async_waits_for_room_without_blocking_the_thread() {
+    let runtime = runtime();
+    let engine = full(&runtime, Overflow::Block);
+    runtime.block_on(async {
+        let handle = engine.handle();
+        let submission = tokio::spawn(async move { handle.submit_async((2, 0)).await.map_err(|r| r.reason) });
+        assert!(timeout(A_MOMENT, async { while !submission.is_finished() { tokio::task::yield_now().await } }).await.is_err());
+        engine.unpause("pool-0");
+        let admission = timeout(DEADLINE, submission).await.expect("there is room").unwrap();
+        assert_eq!(admission, Ok(Admission::Accepted));
+    });
+    assert!(engine.wait_quiet(DEADLINE));
+    assert_eq!(engine.snapshot().account.done, 2);
+}
+
+#[test]
+fn thousands_of_async_submitters_all_get_in() {
+    let runtime = runtime();
+    let witness = Witness::new();
+    let witness_too = witness.clone();
+    let engine = slots(&runtime, 8)
+        .worker_queue_capacity(16)
+        .handle_async(move |delivery: Delivery<u64, u64>| {
+            let witness = witness_too.clone();
+            async move {
+                let attempt = witness.enter(delivery.key(), *delivery);
+                tokio::task::yield_now().await;
+                attempt.done();
+            }
+        })
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let submit = |key: u64, handle: Handle<u64, u64>| async move {
+            for number in 0..5 {
+                handle.submit_async((key, number)).await.unwrap();
+            }
+        };
+        let tasks: Vec<_> = (0..2_000).map(|key| tokio::spawn(submit(key, engine.handle()))).collect();
+        for task in tasks {
+            timeout(DEADLINE, task).await.expect("each gets in").unwrap();
+        }
+    });
+    assert!(engine.wait_quiet(DEADLINE));
+    witness.verify((0..2_000).map(|key| (key, 5)));
+}
+
+#[test]
+fn giving_up_a_submission_submits_nothing() {
+    let runtime = runtime();
+    let engine = full(&runtime, Overflow::Block);
+    runtime.block_on(async {
+        assert!(timeout(A_MOMENT, engine.submit_async((2, 0))).await.is_err(), "it waits, and is dropped");
+    });
+    engine.unpause("pool-0");
+    assert!(engine.wait_quiet(DEADLINE));
+    assert_eq!(engine.snapshot().account.accepted, 1);
+}
+
+#[test]
+fn submit_async_obeys_the_policies() {
+    let runtime = runtime();
+    let reason = |engine: &Engine<u64, u64>| {
+        let submission = async { timeout(DEADLINE, engine.submit_async((2, 7))).await.expect("not for ever") };
+        runtime.block_on(submission).map_err(|refused| (refused.reason, refused.message.body))
+    };
+    let limit = Duration::from_millis(20);
+    let began = Instant::now();
+    assert_eq!(reason(&full(&runtime, Overflow::BlockFor(limit))), Err((Refusal::TimedOut(Bound::Dispatcher), 7)));
+    assert!(began.elapsed() >= limit);
+    assert_eq!(reason(&full(&runtime, Overflow::Reject)), Err((Refusal::Full(Bound::Dispatcher), 7)));
+    assert_eq!(reason(&full(&runtime, Overflow::DropNewest)), Ok(Admission::Dropped));
+    assert_eq!(reason(&full(&runtime, Overflow::DropOldest)), Ok(Admission::Accepted));
+    let closed = full(&runtime, Overflow::Block);
+    closed.close();
+    assert_eq!(reason(&closed), Err((Refusal::Closed, 7)));
+}
+
+#[test]
+fn closing_ends_the_wait_of_an_async_submitter() {
+    let runtime = runtime();
+    let engine = full(&runtime, Overflow::Block);
+    runtime.block_on(async {
+        let handle = engine.handle();
+        let submission = tokio::spawn(async move { handle.submit_async((2, 0)).await.map_err(|r| r.reason) });
+        assert!(timeout(A_MOMENT, async { while !submission.is_finished() { tokio::task::yield_now().await } }).await.is_err());
+        engine.close();
+        assert_eq!(timeout(DEADLINE, submission).await.expect("it is told").unwrap(), Err(Refusal::Closed));
+    });
+}
+
+#[test]
+fn an_async_handler_that_would_wait_for_its_own_engine_is_refused() {
+    let runtime = runtime();
+    let (own, answers) = (Arc::new(std::sync::OnceLock::<Handle<u64, u64>>::new()), Log::new());
+    let (own_too, answers_too) = (own.clone(), answers.clone());
+    let engine = slots(&runtime, 1)
+        .worker_queue_capacity(1)
+        .handle_async(move |_: Delivery<u64, u64>| {
+            let (own, answers) = (own_too.clone(), answers_too.clone());
+            async move {
+                tokio::task::yield_now().await;
+                let own = own.get().unwrap();
+                answers.push(own.submit_async((2, 0)).await.map_err(|refused| refused.reason));
+                answers.push(own.submit((2, 0)).map_err(|refused| refused.reason));
+            }
+        })
+        .build()
+        .unwrap();
+    assert!(own.set(engine.handle()).is_ok());
+    send(&engine, [(1, 0)]);
+    assert!(engine.wait_quiet(DEADLINE));
+    assert_eq!(answers.entries(), [Err(Refusal::FromHandler(Bound::Dispatcher)); 2]);
+}
+
+// ── the end of the runtime and of the engine ───────────────────────────────────────────────────────────────────────
+
+#[test]
+fn a_runtime_that_goes_gives_back_what_its_slots_had_in_hand() {
+    let runtime = runtime();
+    let started = Arc::new(AtomicUsize::new(0));
+    let started_too = started.clone();
+    let engine = slots(&runtime, 10)
+        .handle_async(move |delivery: Delivery<u64, u64>| {
+            let started = started_too.clone();
+            async move {
+                started.fetch_add(1, Relaxed);
+                pending::<()>().await;
+                drop(delivery);
+            }
+        })
+        .build()
+        .unwrap();
+    send(&engine, (0..3).flat_map(|number| (0..20).map(move |key| (key, number))));
+    eventually("all slots are busy", || started.load(Relaxed) == 10);
+    drop(runtime);
+    let snapshot = engine.snapshot();
+    assert_eq!((snapshot.account.outstanding, snapshot.dispatchers[0].in_flight), (60, 0), "back in their lanes");
+    let began = Instant::now();
+    let report = engine.shutdown(Duration::ZERO);
+    assert!(began.elapsed() < DEADLINE / 2, "the slots are gone, nobody has to be waited for");
+    assert_eq!((report.returned.len(), report.still_running, report.account.outstanding), (60, 0, 60));
+    let mut returned = HashMap::<u64, Vec<u64>>::new();
+    report.returned.into_iter().for_each(|message| returned.entry(message.key).or_default().push(message.body));
+    assert!(returned.values().all(|numbers| numbers == &[0, 1, 2]), "in order, heads first: {returned:?}");
+}
+
+#[test]
+fn slots_whose_runtime_goes_before_their_first_breath_are_gone() {
+    // A runtime that nobody drives: its tasks are never polled.
+    let runtime = RuntimeBuilder::new_current_thread().enable_time().build().unwrap();
+    let engine = slots(&runtime, 3).shutdown_grace(Duration::from_secs(10)).handle_async(|_| async {}).build().unwrap();
+    send(&engine, [(1, 0), (1, 1)]);
+    drop(runtime);
+    let began = Instant::now();
+    let report = engine.shutdown(Duration::ZERO);
+    assert!(began.elapsed() < Duration::from_secs(5), "it waited for slots that never were");
+    assert_eq!((report.returned.len(), report.still_running), (2, 0));
+}
+
+#[test]
+fn a_shutdown_waits_for_the_futures_in_flight() {
+    let runtime = runtime();
+    let gate = Arc::new(Semaphore::new(0));
+    let (gate_too, started) = (gate.clone(), Arc::new(AtomicUsize::new(0)));
+    let started_too = started.clone();
+    let engine = slots(&runtime, 3)
+        .handle_async(move |delivery: Delivery<u64, u64>| {
+            let (gate, started) = (gate_too.clone(), started_too.clone());
+            async move {
+                started.fetch_add(1, Relaxed);
+                pass(&gate).await;
+                drop(delivery);
+            }
+        })
+        .build()
+        .unwrap();
+    send(&engine, (0..2).flat_map(|number| (0..5).map(move |key| (key, number))));
+    eventually("three are in flight", || started.load(Relaxed) == 3);
+    let (answer, report) = std::sync::mpsc::channel();
+    std::thread::spawn(move || answer.send(engine.shutdown(Duration::ZERO)));
+    assert!(report.recv_timeout(A_MOMENT).is_err());
+    gate.add_permits(100);
+    let report = report.recv_timeout(DEADLINE).unwrap();
+    assert_eq!((report.account.done, report.returned.len(), report.still_running), (3, 7, 0));
+}
+
+#[test]
+fn slots_can_be_added_and_removed() {
+    let runtime = runtime();
+    let meeting = Arc::new(Barrier::new(3));
+    let engine = slots(&runtime, 1)
+        .handle_async(move |_: Delivery<u64, u64>| {
+            let meeting = meeting.clone();
+            async move {
+                timeout(DEADLINE, meeting.wait()).await.expect("three slots at once");
+            }
+        })
+        .build()
+        .unwrap();
+    engine.add_worker("second", &["pool-0"]).unwrap();
+    engine.add_worker("third", &["pool-0"]).unwrap();
+    send(&engine, (0..3).map(|key| (key, 0)));
+    assert!(engine.wait_quiet(DEADLINE));
+    assert_eq!(engine.snapshot().account.done, 3);
+    engine.remove_worker("second").unwrap();
+    assert_eq!(engine.snapshot().workers.len(), 2);
+}
