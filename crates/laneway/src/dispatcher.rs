@@ -84,8 +84,10 @@ struct Inner<K, M> {
     /// Who sleeps with a timeout, and until when.
     timekeeper: Option<(Sleeper, u64)>,
     counted: Counted,
-    /// Which keys have had their share of the inbox.
+    /// Which keys have had their share of a stream.
     heat: Heat,
+    /// Whether it is the lanes' turn, where a worker streams.
+    lanes_turn: bool,
     /// No more turns.
     stopped: bool,
     /// Messages that have left, whichever way.
@@ -173,6 +175,7 @@ impl<K, M> Dispatcher<K, M> {
             timekeeper: None,
             counted: Counted::new(),
             heat: Heat::new(batch_max),
+            lanes_turn: false,
             stopped: false,
             released: 0,
         };
@@ -255,14 +258,7 @@ impl<K, M> Dispatcher<K, M> {
         if ingress.closed || ingress.epoch != epoch {
             return (0, None);
         }
-        let mut taken = 0;
-        while let Some(arrival) = arrivals.front()
-            && self.has_room(&mut ingress, arrival.message.kind)
-        {
-            let arrival = arrivals.pop_front().expect("just seen");
-            self.push(&mut ingress, arrival, clock);
-            taken += 1;
-        }
+        let taken = self.push_many(&mut ingress, arrivals, clock);
         let wake = if taken > 0 { ingress.sleepers.pop() } else { None };
         (taken, wake)
     }
@@ -294,6 +290,44 @@ impl<K, M> Dispatcher<K, M> {
         }
         ingress.buffer.push_back(arrival);
         self.hints().ingress.store(ingress.buffer.len(), Ordering::Relaxed);
+    }
+
+    /// Pushes as many as there is room for, in order.
+    fn push_many(&self, ingress: &mut Ingress<K, M>, arrivals: &mut VecDeque<Item<K, M>>, clock: &Clock) -> usize {
+        let all = arrivals.len();
+        if ingress.accepted - ingress.released_seen + all as u64 <= self.limits.capacity {
+            return self.push_all(ingress, arrivals, clock);
+        }
+        while let Some(arrival) = arrivals.front()
+            && self.has_room(ingress, arrival.message.kind)
+        {
+            let arrival = arrivals.pop_front().expect("just seen");
+            self.push(ingress, arrival, clock);
+        }
+        all - arrivals.len()
+    }
+
+    /// Pushes all of them: there is room.
+    fn push_all(&self, ingress: &mut Ingress<K, M>, arrivals: &mut VecDeque<Item<K, M>>, clock: &Clock) -> usize {
+        let all = arrivals.len();
+        let ordinary = |arrival: &Item<K, M>| arrival.message.priority == Priority::Normal;
+        if !arrivals.iter().all(ordinary) {
+            self.urgent.store(1, Ordering::Relaxed);
+        }
+        // The first stands for all that would be timed: they are accepted at the same time.
+        if ingress.until_timed >= all as u64 {
+            ingress.until_timed -= all as u64;
+        } else if self.limits.sampling > 0
+            && let Some(first) = arrivals.front_mut()
+        {
+            ingress.until_timed = self.limits.sampling - 1;
+            first.accepted_at = clock.now().max(1);
+        }
+        ingress.accepted += all as u64;
+        self.hints().accepted.store(ingress.accepted, Ordering::Relaxed);
+        ingress.buffer.append(arrivals);
+        self.hints().ingress.store(ingress.buffer.len(), Ordering::Relaxed);
+        all
     }
 
     /// The slow way in: everything that came before is admitted, so that the bounds that look at a lane, and the eviction of the
@@ -415,7 +449,8 @@ impl<K, M> Dispatcher<K, M> {
     ) -> (Vec<Parcel<K, M>>, Found) {
         let mut wakes = Wakes::default();
         let mut inner = lock(&self.inner);
-        let (parcels, earlier_timer) = self.settle_locked(&mut inner, hand, clock);
+        let streams = next.is_some_and(|wants| wants.stream);
+        let (parcels, earlier_timer) = self.settle_locked(&mut inner, hand, streams, clock);
         inner.counted.add(tally);
         inner.released += tally.released();
         let released = inner.released;
@@ -442,13 +477,20 @@ impl<K, M> Dispatcher<K, M> {
         (parcels, found)
     }
 
-    fn settle_locked(&self, inner: &mut Inner<K, M>, hand: &mut Hand<K, M>, clock: &Clock) -> (Vec<Parcel<K, M>>, bool) {
+    fn settle_locked(
+        &self,
+        inner: &mut Inner<K, M>,
+        hand: &mut Hand<K, M>,
+        streams: bool,
+        clock: &Clock,
+    ) -> (Vec<Parcel<K, M>>, bool) {
         let (mut parcels, mut earlier_timer) = (Vec::new(), false);
         for turn in hand.turns() {
             let timed = inner.lanes.keeps_time() || !matches!(turn.ending, Ending::Handled);
             let now = if timed { clock.now() } else { 0 };
-            if inner.lanes.gives_way(turn) {
-                // The lane goes to the back of the list: whatever has come meanwhile must be in that list before it.
+            if !streams && inner.lanes.gives_way(turn) {
+                // The lane goes to the back of the list: whatever has come meanwhile must be in that list before it. (Who streams
+                // gives the inbox its turn first.)
                 admit_everything(inner, &mut self.ingress(), self.hints());
             }
             let settled = inner.lanes.settle(turn, now);
@@ -476,7 +518,9 @@ impl<K, M> Dispatcher<K, M> {
         if wants.stream && self.begin_stream(inner, wants, hand) {
             return Found::Turn;
         }
-        self.admit_some(inner, wants.lanes);
+        if !(wants.stream && inner.lanes.has_ready()) {
+            self.admit_some(inner, wants.lanes);
+        }
         let now = if inner.lanes.keeps_time() || wants.holder.is_some() { clock.now() } else { wants.now };
         let claimed = hand.fill(&mut inner.lanes, wants, now);
         if claimed && (inner.lanes.has_ready() || !inner.inbox.is_empty()) {
@@ -496,13 +540,15 @@ impl<K, M> Dispatcher<K, M> {
     /// Takes messages straight from the inbox, where that is allowed (`lane/stream.rs`).
     fn begin_stream(&self, inner: &mut Inner<K, M>, wants: &Wants<K>, hand: &mut Hand<K, M>) -> bool {
         let ordinary = !self.bars_streams() && self.urgent.load(Ordering::Relaxed) == 0;
-        let allowed = ordinary && inner.lanes.may_stream();
-        if !allowed || (inner.inbox.is_empty() && !self.refill(inner)) {
+        if !ordinary || !inner.lanes.may_stream() {
             return false;
         }
-        let taken = hand.fill_from(&mut inner.inbox, &mut inner.heat, wants.messages);
-        inner.lanes.begin_stream(taken);
-        taken > 0
+        // The lanes that are ready have a turn after each stream.
+        inner.lanes_turn = !inner.lanes_turn && inner.lanes.has_ready();
+        if inner.lanes_turn || (inner.inbox.is_empty() && !self.refill(inner)) {
+            return false;
+        }
+        hand.fill_from(&mut inner.inbox, &mut inner.lanes, &mut inner.heat, wants.messages)
     }
 
     /// Bars streams while the topology changes, or lets them again.
@@ -546,7 +592,6 @@ impl<K, M> Dispatcher<K, M> {
             return false;
         }
         std::mem::swap(&mut inner.inbox, &mut ingress.buffer);
-        inner.heat.begin(inner.inbox.len());
         self.hints().ingress.store(0, Ordering::Relaxed);
         true
     }

@@ -118,6 +118,8 @@ pub(crate) struct Shared<K, M> {
     hasher: SeedableRandomState,
     pub(crate) settings: Settings<K, M>,
     pub(crate) layout: ArcSwap<Layout<K, M>>,
+    /// The dispatchers of the first layout, which most engines keep for life.
+    first: Vec<Arc<Dispatcher<K, M>>>,
     pub(crate) placement: Box<dyn Placement<K>>,
     /// What the placement looks at, asked once.
     pub(crate) looks_at: LooksAt,
@@ -186,6 +188,7 @@ impl<K, M> Shared<K, M> {
             clock,
             hasher,
             settings,
+            first: layout.dispatchers.clone(),
             layout: ArcSwap::from_pointee(layout),
             placement,
             looks_at,
@@ -256,9 +259,9 @@ impl<K: Hash, M> Shared<K, M> {
     pub(crate) fn submit(&self, message: Message<K, M>, patience: Patience<'_>) -> Result<Admission, Refused<K, M>> {
         let mut arrival = self.arrive(message);
         if self.direct {
-            let layout = self.layout.load();
-            let dispatcher = &layout.dispatchers[ByHash::index(arrival.fingerprint, layout.dispatchers.len())];
-            match dispatcher.push_direct(arrival, layout.epoch, &self.clock) {
+            // The first layout, as long as it is the current one: the epoch in ingress knows. It saves the two writes of a guarded load.
+            let dispatcher = &self.first[ByHash::index(arrival.fingerprint, self.first.len())];
+            match dispatcher.push_direct(arrival, 0, &self.clock) {
                 Ok(None) => return Ok(Admission::Accepted),
                 Ok(Some(sleeper)) => {
                     sleeper.wake();
@@ -495,6 +498,7 @@ impl<K: Hash, M> Shared<K, M> {
     pub(crate) fn submit_batch(&self, messages: impl Iterator<Item = Message<K, M>>) -> BatchReport<K, M> {
         let mut report = BatchReport::default();
         let mut refused = ByFingerprint::default();
+        let expected = messages.size_hint().0;
         let arrivals = messages.map(|message| self.arrive(message));
         if !self.direct {
             for arrival in arrivals {
@@ -503,7 +507,10 @@ impl<K: Hash, M> Shared<K, M> {
             return report;
         }
         let layout = self.layout.load_full();
-        let mut bins: Vec<VecDeque<Item<K, M>>> = layout.dispatchers.iter().map(|_| VecDeque::new()).collect();
+        // A quarter more than an even share: most batches fit without growing.
+        let share = expected / layout.dispatchers.len() * 5 / 4 + 4;
+        let bin = |_: &Arc<Dispatcher<K, M>>| VecDeque::with_capacity(share);
+        let mut bins: Vec<VecDeque<Item<K, M>>> = layout.dispatchers.iter().map(bin).collect();
         for arrival in arrivals {
             bins[ByHash::index(arrival.fingerprint, layout.dispatchers.len())].push_back(arrival);
         }

@@ -156,11 +156,13 @@ pub(crate) struct Run<'a, K, M> {
 
 impl<K, M> Run<'_, K, M> {
     /// Whether the rest of the turn shall wait.
+    #[inline]
     pub(crate) fn gives_way(&self) -> bool {
         self.tempo.is_over() || self.around.give_way.load(Relaxed)
     }
 
     /// Takes note of the time of a message, if it is one of those that are timed.
+    #[inline]
     pub(crate) fn time(&mut self, accepted: u64, started: u64) {
         if started > 0 {
             let ended = self.around.clock.now().max(started);
@@ -172,11 +174,13 @@ impl<K, M> Run<'_, K, M> {
     }
 
     /// When the next message starts, if it is to be timed; else 0.
+    #[inline]
     pub(crate) fn start_time(&mut self, accepted: u64) -> u64 {
         if accepted > 0 || self.tempo.wants_time() { self.around.clock.now().max(1) } else { 0 }
     }
 
     /// The first message of the turn is done.
+    #[inline]
     pub(crate) fn complete_first(&mut self) {
         self.tally.done += 1;
         self.turn.attempts = 0;
@@ -292,7 +296,7 @@ impl<H> Single<H> {
             let outcome = self.0.handle(&context, &mut item.message.body);
             in_handler.set(false);
             run.time(accepted, started);
-            if outcome != Outcome::Done {
+            if !matches!(outcome, Outcome::Done) {
                 return Some(outcome);
             }
             run.complete_first();

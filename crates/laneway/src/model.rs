@@ -26,6 +26,8 @@ pub struct Model {
     /// Submits to it and operates it.
     pub handle: Handle<u8, u8>,
     handler: Arc<dyn RunTurn<u8, u8>>,
+    /// Whether its workers know from the start that messages are quick: then one that is alone takes more than a turn at a time.
+    pub quick: bool,
     /// Whether all dispatchers have stopped.
     stopped: Arc<(Mutex<bool>, Condvar)>,
 }
@@ -44,16 +46,17 @@ impl Model {
         let clock = Clock::Virtual(Arc::new(AtomicU64::new(0)));
         let hasher = SeedableRandomState::with_seed(0, SharedSeed::global_fixed());
         let shared = builder.assemble(clock, Spawn::Simulated, hasher);
-        Model { handle: Handle { shared }, handler, stopped: Arc::new((Mutex::new(false), Condvar::new())) }
+        Model { handle: Handle { shared }, handler, quick: false, stopped: Arc::new((Mutex::new(false), Condvar::new())) }
     }
 
-    /// The life of the worker of a seat. Between taking a turn and running it, it calls `with` with the key: there a model may wait for somebody
-    /// else. Handlers must not, because they know their engine by the thread, and loom has one thread for all.
-    pub fn work(&self, seat: usize, with: impl Fn(u8)) {
+    /// The life of the worker of a seat. Between taking a turn and running it, it calls `with` with the keys of its messages: there a model may
+    /// wait for somebody else. Handlers must not, because they know their engine by the thread, and loom has one thread for all.
+    pub fn work(&self, seat: usize, with: impl Fn(&[u8])) {
         let shared = &self.handle.shared;
         let seat = shared.layout.load().seats[seat].clone();
         let sleeper = Sleeper::thread(seat.number, current());
         let mut worker = Worker::new(shared.clone(), seat, sleeper, false);
+        worker.tempo.expect_turns_of(if self.quick { 128 } else { 1 });
         loop {
             match worker.look() {
                 Look::Turn => self.run_turns(&mut worker, &with),
@@ -72,17 +75,18 @@ impl Model {
         }
     }
 
-    fn run_turns(&self, worker: &mut Worker<u8, u8>, with: &impl Fn(u8)) {
+    fn run_turns(&self, worker: &mut Worker<u8, u8>, with: &impl Fn(&[u8])) {
         loop {
-            with(worker.turn.items[0].message.key);
-            let before = worker.turn.items.len();
+            let keys: Vec<u8> = worker.turn().items.iter().map(|item| item.message.key).collect();
+            with(&keys);
             let ending = worker.run(&*self.handler);
-            let idle = worker.turn.items.len() == before;
-            if !worker.settle(ending) {
-                return;
-            }
+            let idle = worker.turn().items.len() == keys.len();
+            let more = worker.settle(ending);
             if idle {
                 self.wait_if_stopping();
+            }
+            if !more {
+                return;
             }
         }
     }
@@ -103,6 +107,10 @@ impl Model {
         let shared = &self.handle.shared;
         shared.close();
         shared.wait_quiet(Instant::now() + if drain { LONG } else { Duration::ZERO });
+        if drain {
+            // What a model is about has happened; how its workers leave is that of those that do not drain.
+            loom::stop_exploring();
+        }
         shared.stop();
         *lock(&self.stopped.0) = true;
         self.stopped.1.notify_all();

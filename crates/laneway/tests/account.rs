@@ -16,8 +16,8 @@ use std::{
 };
 
 use laneway::{
-    Account, Bound, Builder, Engine, Flows, Handle, Kind, Message, Outcome, Overflow, Refusal, RetryPolicy, Snapshot,
-    Topology,
+    Account, Bound, Builder, Engine, Flows, Handle, Kind, Message, Outcome, Overflow, Refusal, RetryPolicy,
+    Snapshot, Topology,
 };
 use witness::{DEADLINE, Gate, OpensAtLast, send};
 
@@ -28,9 +28,16 @@ fn check(before: &Snapshot, now: &Snapshot) {
         let account = dispatcher.account;
         assert!(account.balances(), "{}: {account}", dispatcher.name);
         let located = dispatcher.depth + dispatcher.in_flight + dispatcher.parked_messages;
-        assert_eq!(located as u64, account.outstanding, "{}: each outstanding message is in one place", dispatcher.name);
+        assert_eq!(
+            located as u64, account.outstanding,
+            "{}: each outstanding message is in one place",
+            dispatcher.name
+        );
         assert!(dispatcher.ingress_depth <= dispatcher.depth);
-        assert!(dispatcher.running_lanes + dispatcher.deferred_lanes + dispatcher.parked_lanes <= dispatcher.active_lanes);
+        assert!(
+            dispatcher.running_lanes + dispatcher.deferred_lanes + dispatcher.parked_lanes
+                <= dispatcher.active_lanes
+        );
         assert_eq!(account.dropped, dispatcher.drops.total());
         sum += account;
     }
@@ -102,10 +109,18 @@ fn the_account_balances_at_every_moment_under_load() {
 #[test]
 fn the_account_balances_while_messages_are_dropped_and_refused() {
     for policy in [Overflow::DropOldest, Overflow::DropNewest, Overflow::Reject] {
-        let engine = mixed_outcomes(Topology::partitioned(2, 1)).worker_queue_capacity(32).overflow(policy).build().unwrap();
+        let engine = mixed_outcomes(Topology::partitioned(2, 1))
+            .worker_queue_capacity(32)
+            .overflow(policy)
+            .build()
+            .unwrap();
         under_watch(&engine, |handle, key, number| drop(handle.submit((key, number))));
         let snapshot = engine.snapshot();
-        assert_eq!(snapshot.account.accepted + snapshot.refusals.total(), 24_000, "{policy:?}: each has its answer");
+        assert_eq!(
+            snapshot.account.accepted + snapshot.refusals.total(),
+            24_000,
+            "{policy:?}: each has its answer"
+        );
         assert_eq!(snapshot.account.outstanding, 0);
     }
 }
@@ -157,7 +172,10 @@ fn document_003s_metrics() {
     let partition = &snapshot.dispatchers[0];
     assert_eq!(partition.account.accepted, 6, "tasksIn");
     assert_eq!(partition.enqueued_due_to_busy, 3, "enqueuedDueToBusy: key 3 was not busy");
-    assert_eq!(partition.max_pending_depth, 3, "maxPendingDepthObserved: key 1 has one in flight and two behind it");
+    assert_eq!(
+        partition.max_pending_depth, 3,
+        "maxPendingDepthObserved: key 1 has one in flight and two behind it"
+    );
     assert_eq!((partition.active_lanes, partition.running_lanes), (3, 2), "activeFamilies");
     gate.open();
     assert!(engine.wait_quiet(DEADLINE));
@@ -189,7 +207,11 @@ fn document_000s_metrics() {
     let mut depths: Vec<usize> = snapshot.dispatchers.iter().map(|worker| worker.depth).collect();
     depths.sort_unstable();
     assert_eq!(depths, [0, 2], "the depth of each worker");
-    assert_eq!(snapshot.drops.count(Bound::Dispatcher, Overflow::DropNewest, Kind::Event), 1, "drops by policy");
+    assert_eq!(
+        snapshot.drops.count(Bound::Dispatcher, Overflow::DropNewest, Kind::Event),
+        1,
+        "drops by policy"
+    );
     assert_eq!((snapshot.active_mappings, snapshot.late, snapshot.expired_flows), (2, 0, 0));
     gate.open();
     assert!(engine.wait_quiet(DEADLINE));
@@ -255,8 +277,16 @@ fn latencies_are_what_they_were() {
     let d = &snapshot.dispatchers[0];
     assert_eq!([d.waiting.samples(), d.service.samples(), d.total.samples()], [20; 3]);
     // Two significant digits, hence the slack of a percent.
-    assert!(d.service.p50() >= work.mul_f64(0.99) && d.service.quantile(0.0) >= work.mul_f64(0.99), "{:?}", d.service.p50());
-    assert!(d.waiting.max() >= work.mul_f64(18.8), "the last one waited for nineteen others: {:?}", d.waiting.max());
+    assert!(
+        d.service.p50() >= work.mul_f64(0.99) && d.service.quantile(0.0) >= work.mul_f64(0.99),
+        "{:?}",
+        d.service.p50()
+    );
+    assert!(
+        d.waiting.max() >= work.mul_f64(18.8),
+        "the last one waited for nineteen others: {:?}",
+        d.waiting.max()
+    );
     assert!(d.total.max() >= work.mul_f64(19.8));
     assert!(d.total.p50() >= d.service.p50());
     assert!(d.service.max() < DEADLINE && d.total.max() < DEADLINE);
@@ -285,7 +315,11 @@ fn a_retried_message_is_timed_from_its_acceptance() {
         .topology(Topology::pool(1))
         .latency_sampling(1)
         .handle(|context, _: &mut u64| {
-            if context.attempt() == 1 { Outcome::RetryAfter(Duration::from_millis(20)) } else { Outcome::Done }
+            if context.attempt() == 1 {
+                Outcome::RetryAfter(Duration::from_millis(20))
+            } else {
+                Outcome::Done
+            }
         })
         .build()
         .unwrap();
@@ -299,7 +333,8 @@ fn a_retried_message_is_timed_from_its_acceptance() {
 
 #[test]
 fn workers_count_what_they_do() {
-    let engine = Engine::builder().topology(Topology::partitioned(2, 2)).handle(|_, _: &mut u64| ()).build().unwrap();
+    let engine =
+        Engine::builder().topology(Topology::partitioned(2, 2)).handle(|_, _: &mut u64| ()).build().unwrap();
     for _ in 0..20 {
         send(&engine, (0..500).map(|key| (key, 0)));
         assert!(engine.wait_quiet(DEADLINE));
@@ -313,7 +348,11 @@ fn workers_count_what_they_do() {
     for worker in engine.snapshot().workers {
         assert!((0.0..=1.0).contains(&worker.lock_failure_ratio()), "{worker:?}");
         assert!((0.0..=1.0).contains(&worker.backoff_ratio()), "{worker:?}");
-        assert!(worker.polls > 0 && worker.lock_attempts >= worker.lock_failures && worker.turns <= worker.handled);
+        assert!(
+            worker.polls > 0
+                && worker.lock_attempts >= worker.lock_failures
+                && worker.turns <= worker.handled
+        );
     }
 }
 

@@ -43,7 +43,8 @@ fn no_dispatchers() {
 
 #[test]
 fn a_capacity_of_zero() {
-    let settings: [(&str, fn(Builder<u64, u64>) -> Builder<u64, u64>); 5] = [
+    type Set = fn(Builder<u64, u64>) -> Builder<u64, u64>;
+    let settings: [(&str, Set); 5] = [
         ("ingress_capacity", |b| b.ingress_capacity(0)),
         ("worker_queue_capacity", |b| b.worker_queue_capacity(0)),
         ("lane_capacity", |b| b.lane_capacity(0)),
@@ -97,7 +98,10 @@ fn names_that_nobody_has() {
 fn a_pace_that_is_none() {
     for pace in [0.0, -1.0, f64::NAN] {
         let paced = Topology::builder().dispatcher_paced("a", pace).worker("w", ["a"]).build();
-        says(builder().topology(paced), "the pace per second is not a positive number: it must be above zero");
+        says(
+            builder().topology(paced),
+            "the pace per second is not a positive number: it must be above zero",
+        );
     }
 }
 
@@ -133,7 +137,11 @@ fn no_handler() {
     let built = Engine::<u64, u64>::builder().build();
     let error = built.unwrap_err();
     assert_eq!(error, BuildError { problems: vec![Problem::NoHandler] });
-    assert!(error.to_string().ends_with("there is no handler: call handle, handle_batch, handle_async or handler"));
+    assert!(
+        error
+            .to_string()
+            .ends_with("there is no handler: call handle, handle_batch, handle_async or handler")
+    );
 }
 
 #[test]
@@ -198,7 +206,14 @@ fn a_placement_that_answers_nonsense_refuses() {
 
 #[test]
 fn the_smallest_engine_there_can_be() {
-    let engine = builder().ingress_capacity(1).worker_queue_capacity(1).lane_capacity(1).lanes_max(1).batch_max(1).build().unwrap();
+    let engine = builder()
+        .ingress_capacity(1)
+        .worker_queue_capacity(1)
+        .lane_capacity(1)
+        .lanes_max(1)
+        .batch_max(1)
+        .build()
+        .unwrap();
     send(&engine, (0..500).map(|number| (number, 0)));
     assert!(engine.wait_quiet(DEADLINE));
     assert_eq!(engine.snapshot().account.done, 500);

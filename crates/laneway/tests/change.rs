@@ -17,7 +17,8 @@ use std::{
 };
 
 use laneway::{
-    Bound, ChangeError, Engine, Flows, Handle, Message, Outcome, Overflow, Refusal, RetryPolicy, Snapshot, Topology,
+    Bound, ChangeError, Engine, Flows, Handle, Message, Outcome, Overflow, Refusal, RetryPolicy, Snapshot,
+    Topology,
 };
 use witness::{A_MOMENT, DEADLINE, Gate, Log, OpensAtLast, Witness, send, within};
 
@@ -89,7 +90,10 @@ fn come_and_go(engine: &Engine<u64, u64>, witness: &Witness, first: &str) {
         engine.remove_dispatcher("most").unwrap();
         some_load();
         assert_eq!(engine.snapshot().dispatchers.iter().filter(|d| d.name == "more").count(), 0);
-        assert!(engine.snapshot().workers.iter().all(|w| w.name != "extra"), "it served nothing else, so it went");
+        assert!(
+            engine.snapshot().workers.iter().all(|w| w.name != "extra"),
+            "it served nothing else, so it went"
+        );
     }
 }
 
@@ -118,7 +122,7 @@ fn changes_under_load_with_retries_and_flows() {
         .retry(RetryPolicy { base: Duration::from_micros(20), ..RetryPolicy::default() })
         .handle(move |context, number: &mut u64| {
             let attempt = witness_too.enter(context.key(), *number);
-            if (*number + context.key()) % 5 == 0 && context.attempt() < 3 {
+            if (*number + context.key()).is_multiple_of(5) && context.attempt() < 3 {
                 return Outcome::Retry;
             }
             attempt.done();
@@ -142,7 +146,10 @@ fn a_placement_by_name_finds_a_dispatcher_once_it_is_there() {
         .build()
         .unwrap();
     let refused = engine.submit(("b/1".to_owned(), 1)).unwrap_err();
-    assert_eq!((refused.reason, refused.to_string().as_str()), (Refusal::NoSuchDispatcher, "refused: no such dispatcher"));
+    assert_eq!(
+        (refused.reason, refused.to_string().as_str()),
+        (Refusal::NoSuchDispatcher, "refused: no such dispatcher")
+    );
     assert!(engine.explain(&"b/1".to_owned()).is_none());
     engine.add_dispatcher("b", &["thread-1"]).unwrap();
     engine.submit(refused.message).unwrap();
@@ -168,7 +175,10 @@ fn a_new_dispatcher_takes_its_share_of_the_keys() {
     send(&engine, (0..400).map(|key| (key, 0)));
     engine.add_dispatcher("second", &["partition-0/1"]).unwrap();
     seen.wait_len(100);
-    assert!(seen.entries().iter().all(|name| name == "second"), "the lanes that moved run there, and only there");
+    assert!(
+        seen.entries().iter().all(|name| name == "second"),
+        "the lanes that moved run there, and only there"
+    );
     assert!(engine.unpause("partition-0"));
     let seen = seen.wait_len(400);
     let there = seen.iter().filter(|name| *name == "second").count();
@@ -177,8 +187,10 @@ fn a_new_dispatcher_takes_its_share_of_the_keys() {
 
 // ── lanes that move in every state ─────────────────────────────────────────────────────────────────────────────────
 
+type Tries = Arc<Log<(u64, u64)>>;
+
 /// Sixteen lanes on one dispatcher with as many workers. A second dispatcher takes about half of them.
-fn crowd(handle: impl Fn(u64, u64) -> Outcome + Send + Sync + 'static) -> (Engine<u64, u64>, Arc<Log<(u64, u64)>>) {
+fn crowd(handle: impl Fn(u64, u64) -> Outcome + Send + Sync + 'static) -> (Engine<u64, u64>, Tries) {
     let log = Log::new();
     let log_too = log.clone();
     let engine = Engine::builder()
@@ -222,7 +234,11 @@ fn a_lane_in_flight_follows_when_its_turn_has_ended() {
     gate.wait_arrived(16);
     add_second(&engine);
     send(&engine, (3..5).flat_map(|number| (0..16).map(move |key| (key, number))));
-    assert_eq!(log.len(), 16, "no successor starts at the new home while its predecessor is in flight at the old one");
+    assert_eq!(
+        log.len(),
+        16,
+        "no successor starts at the new home while its predecessor is in flight at the old one"
+    );
     gate.open();
     assert!(engine.wait_quiet(DEADLINE));
     (0..16).for_each(|key| assert_eq!(tries_of(&log, key), [0, 1, 2, 3, 4]));
@@ -295,7 +311,8 @@ fn a_lane_in_retry_keeps_its_time_and_its_attempts_when_it_moves() {
     assert!(engine.wait_quiet(DEADLINE));
     let attempts = attempts.entries();
     (0..16).for_each(|key| {
-        let own: Vec<u32> = attempts.iter().filter(|(of, _)| *of == key).map(|(_, attempt)| *attempt).collect();
+        let own: Vec<u32> =
+            attempts.iter().filter(|(of, _)| *of == key).map(|(_, attempt)| *attempt).collect();
         assert_eq!(own, [1, 2], "key {key}");
     });
 }
@@ -342,7 +359,11 @@ fn a_submitter_that_waits_at_a_dispatcher_that_goes_is_placed_again() {
     thread::spawn(move || answer.send(handle.submit((key, 1)).is_ok()));
     assert!(accepted.recv_timeout(A_MOMENT).is_err(), "it waits");
     engine.remove_dispatcher("partition-1").unwrap();
-    assert_eq!(accepted.recv_timeout(Duration::from_secs(5)), Ok(true), "there is room where its key lives now");
+    assert_eq!(
+        accepted.recv_timeout(Duration::from_secs(5)),
+        Ok(true),
+        "there is room where its key lives now"
+    );
     assert!(engine.wait_quiet(DEADLINE));
 }
 
@@ -360,7 +381,11 @@ fn a_submitter_that_waits_is_told_when_lanes_move_away() {
     thread::spawn(move || answer.send(handle.submit((0, 1)).is_ok()));
     assert!(accepted.recv_timeout(A_MOMENT).is_err(), "it waits");
     engine.add_dispatcher("second", &["partition-0/1"]).unwrap();
-    assert_eq!(accepted.recv_timeout(Duration::from_secs(5)), Ok(true), "half of the lanes are elsewhere now");
+    assert_eq!(
+        accepted.recv_timeout(Duration::from_secs(5)),
+        Ok(true),
+        "half of the lanes are elsewhere now"
+    );
 }
 
 #[test]
@@ -375,7 +400,8 @@ fn the_bound_of_the_engine_holds_when_dispatchers_are_added() {
         .unwrap();
     engine.add_dispatcher("second", &["partition-0/1"]).unwrap();
     assert!(engine.pause("partition-0") && engine.pause("second"));
-    let answers: Vec<_> = (0..100).map(|key| engine.submit((key, 0)).map_err(|refused| refused.reason)).collect();
+    let answers: Vec<_> =
+        (0..100).map(|key| engine.submit((key, 0)).map_err(|refused| refused.reason)).collect();
     assert_eq!(engine.snapshot().account.accepted, 8, "one dispatcher could not reach the bound; two can");
     assert!(answers.contains(&Err(Refusal::Full(Bound::Engine))));
 }
@@ -466,7 +492,11 @@ fn a_shutdown_loses_nothing_of_a_lane_that_is_on_its_way() {
     assert!(early.is_err(), "a message is in flight");
     let report = report.recv_timeout(DEADLINE).unwrap();
     let returned: Vec<u64> = report.returned.iter().map(|message| message.body).collect();
-    assert_eq!((returned, report.still_running), (vec![0, 1, 2, 3, 4], 0), "the head that failed comes back first");
+    assert_eq!(
+        (returned, report.still_running),
+        (vec![0, 1, 2, 3, 4], 0),
+        "the head that failed comes back first"
+    );
     assert_eq!((report.account.accepted, report.account.outstanding), (5, 5));
 }
 
@@ -506,7 +536,11 @@ fn what_a_paused_dispatcher_holds_does_not_keep_the_engine_from_being_quiet() {
 fn pausing_ends_a_wait_for_quiet() {
     let gate = Gate::closed();
     let gate_too = gate.clone();
-    let engine = Engine::builder().topology(Topology::pool(1)).handle(move |_, _: &mut u64| gate_too.pass()).build().unwrap();
+    let engine = Engine::builder()
+        .topology(Topology::pool(1))
+        .handle(move |_, _: &mut u64| gate_too.pass())
+        .build()
+        .unwrap();
     let _opens = OpensAtLast(gate.clone());
     send(&engine, [(1, 0), (2, 0)]);
     gate.wait_arrived(1);
@@ -544,7 +578,9 @@ fn a_worker_that_is_added_works_beside_the_others() {
     let engine = Engine::builder()
         .topology(Topology::pool(1))
         .shutdown_grace(Duration::from_secs(1))
-        .handle(move |_, _: &mut u64| drop(meeting_too.wait()))
+        .handle(move |_, _: &mut u64| {
+            meeting_too.wait();
+        })
         .build()
         .unwrap();
     engine.add_worker("second", &["pool-0"]).unwrap();
@@ -561,7 +597,11 @@ fn a_worker_that_is_added_works_beside_the_others() {
 
 #[test]
 fn what_cannot_be_changed_is_said_in_words() {
-    let engine = Engine::<u64, u64>::builder().topology(Topology::partitioned(2, 1)).handle(|_, _| ()).build().unwrap();
+    let engine = Engine::<u64, u64>::builder()
+        .topology(Topology::partitioned(2, 1))
+        .handle(|_, _| ())
+        .build()
+        .unwrap();
     let text = |result: Result<(), ChangeError>| result.unwrap_err().to_string();
     assert_eq!(
         text(engine.remove_dispatcher("nowhere")),
@@ -580,9 +620,15 @@ fn what_cannot_be_changed_is_said_in_words() {
         "there is no worker \"nobody\": there are \"partition-0/0\", \"partition-1/0\""
     );
     let serves_nowhere = text(engine.add_worker("new", &["nowhere"]));
-    assert!(serves_nowhere.contains("serves dispatcher \"nowhere\", which does not exist"), "{serves_nowhere}");
+    assert!(
+        serves_nowhere.contains("serves dispatcher \"nowhere\", which does not exist"),
+        "{serves_nowhere}"
+    );
     let unserved = text(engine.remove_worker("partition-1/0"));
-    assert!(unserved.contains("no worker serves dispatcher \"partition-1\": add it to a worker's row"), "{unserved}");
+    assert!(
+        unserved.contains("no worker serves dispatcher \"partition-1\": add it to a worker's row"),
+        "{unserved}"
+    );
     let unserved = text(engine.add_dispatcher("third", &[]));
     assert!(unserved.contains("no worker serves dispatcher \"third\""), "{unserved}");
     let twice = text(engine.add_dispatcher("partition-0", &["partition-0/0"]));
@@ -600,7 +646,10 @@ fn what_cannot_be_changed_is_said_in_words() {
 fn a_second_worker_of_the_same_name_is_refused_as_a_worker() {
     let engine = Engine::<u64, u64>::builder().topology(Topology::pool(1)).handle(|_, _| ()).build().unwrap();
     let text = engine.add_worker("pool-0/0", &["pool-0"]).unwrap_err().to_string();
-    assert!(text.contains("two workers called \"pool-0/0\""), "it is not a dispatcher that is there twice: {text}");
+    assert!(
+        text.contains("two workers called \"pool-0/0\""),
+        "it is not a dispatcher that is there twice: {text}"
+    );
 }
 
 #[test]

@@ -10,7 +10,8 @@ use witness::{DEADLINE, Gate, Log, OpensAtLast, eventually, send};
 fn gated(topology: Topology<u64>) -> (Engine<u64, u64>, Arc<Gate>) {
     let gate = Gate::closed();
     let gate_too = gate.clone();
-    let engine = Engine::builder().topology(topology).handle(move |_, _: &mut u64| gate_too.pass()).build().unwrap();
+    let engine =
+        Engine::builder().topology(topology).handle(move |_, _: &mut u64| gate_too.pass()).build().unwrap();
     (engine, gate)
 }
 
@@ -29,7 +30,13 @@ fn decided(decide: impl Fn(u64) -> Outcome + Send + Sync + 'static) -> Engine<u6
 fn idle() {
     let (engine, _) = gated(Topology::pool(1));
     let explanation = engine.explain(&7).unwrap();
-    let expected = Explanation { dispatcher: "pool-0".to_owned(), waiting: 0, in_flight: 0, aside: 0, reason: Reason::Idle };
+    let expected = Explanation {
+        dispatcher: "pool-0".to_owned(),
+        waiting: 0,
+        in_flight: 0,
+        aside: 0,
+        reason: Reason::Idle,
+    };
     assert_eq!(explanation, expected);
     assert_eq!(explanation.to_string(), "nothing outstanding (dispatcher \"pool-0\")");
 }
@@ -43,10 +50,16 @@ fn running() {
     let explanation = engine.explain(&7).unwrap();
     let Reason::Running { since, worker } = explanation.reason else { panic!("{explanation}") };
     assert!(since < DEADLINE && worker < 2);
-    assert_eq!((explanation.in_flight + explanation.waiting, explanation.aside), (4, 0), "behind its own lane");
+    assert_eq!(
+        (explanation.in_flight + explanation.waiting, explanation.aside),
+        (4, 0),
+        "behind its own lane"
+    );
     assert!(explanation.in_flight >= 1);
     let text = engine.explain(&7).unwrap().to_string();
     assert!(text.starts_with(&format!("running on worker {worker} for ")), "{text}");
+    let behind = format!("; {} more behind its head", explanation.waiting);
+    assert!(text.contains(&behind), "the head is in flight, so all that wait are behind it: {text}");
 }
 
 #[test]
@@ -124,7 +137,12 @@ fn parked_by_the_handler_or_an_operator() {
 
 #[test]
 fn parked_because_its_attempts_are_exhausted() {
-    let retry = RetryPolicy { max_attempts: 2, base: Duration::ZERO, exhausted: laneway::Exhausted::ParkLane, ..RetryPolicy::default() };
+    let retry = RetryPolicy {
+        max_attempts: 2,
+        base: Duration::ZERO,
+        exhausted: laneway::Exhausted::ParkLane,
+        ..RetryPolicy::default()
+    };
     let engine = Engine::builder()
         .topology(Topology::pool(1))
         .retry(retry)

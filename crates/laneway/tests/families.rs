@@ -60,7 +60,9 @@ fn hammer(pacing: Pacing, messages: u64) {
             Pacing::Spin(turns) => (0..turns).for_each(|_| std::hint::spin_loop()),
             Pacing::Yield => thread::yield_now(),
             Pacing::Bursts(size) if (number + 1) % size == 0 => {
-                eventually("003.3: the burst is handled without another submission", || handled.load(Relaxed) == number + 1);
+                eventually("003.3: the burst is handled without another submission", || {
+                    handled.load(Relaxed) == number + 1
+                });
             }
             Pacing::Bursts(_) => {}
         }
@@ -86,7 +88,8 @@ fn pitfalls_003_1_to_4_many_families_from_many_producers() {
     thread::scope(|scope| {
         for producer in 0..4_u64 {
             let handle = engine.handle();
-            let messages = (0..20_000).flat_map(move |number| (0..3).map(move |key| (producer * 3 + key, number)));
+            let messages =
+                (0..20_000).flat_map(move |number| (0..3).map(move |key| (producer * 3 + key, number)));
             scope.spawn(move || send(&handle, messages));
         }
     });
@@ -160,7 +163,8 @@ fn pitfall_003_7_a_message_is_moved_and_never_shared() {
         .handle(move |_, body: &mut Body| seen_too.push(body.0))
         .build()
         .unwrap();
-    (0..1_000).for_each(|number| assert!(engine.submit((number % 10, Body(number, dropped.clone()))).is_ok()));
+    (0..1_000)
+        .for_each(|number| assert!(engine.submit((number % 10, Body(number, dropped.clone()))).is_ok()));
     assert!(engine.wait_quiet(DEADLINE));
     let mut seen = seen.entries();
     seen.sort_unstable();
@@ -189,7 +193,10 @@ fn pitfall_003_8_families_leave_no_trace_and_come_back_in_order() {
     assert!(engine.wait_quiet(DEADLINE));
     witness.verify((0..3).map(|key| (key, 20_000)));
     let snapshot = engine.snapshot();
-    assert!(snapshot.dispatchers.iter().all(|d| d.active_lanes == 0 && d.running_lanes == 0), "the table is empty");
+    assert!(
+        snapshot.dispatchers.iter().all(|d| d.active_lanes == 0 && d.running_lanes == 0),
+        "the table is empty"
+    );
 }
 
 #[test]
@@ -267,20 +274,31 @@ fn pitfall_003_12_the_second_workload_at_scaled_down_work() {
     let order = finished.entries();
     let last_other = order.iter().rposition(|key| *key != hot).unwrap();
     let hot_by_then = order[..last_other].iter().filter(|key| **key == hot).count();
-    assert!(hot_by_then < 900, "the others progressed beside the hot family, which had done {hot_by_then} by then");
+    assert!(
+        hot_by_then < 900,
+        "the others progressed beside the hot family, which had done {hot_by_then} by then"
+    );
 }
 
 #[test]
 fn pitfall_003_13_the_number_of_partitions_must_be_a_power_of_two() {
     for n in [3, 5, 6, 7, 12, 100] {
-        let built = Engine::<u64, u64>::builder().topology(Topology::partitioned(n, 1)).handle(|_, _| ()).build();
+        let built =
+            Engine::<u64, u64>::builder().topology(Topology::partitioned(n, 1)).handle(|_, _| ()).build();
         let text = built.unwrap_err().to_string();
         let (lower, upper) = (n.next_power_of_two() / 2, n.next_power_of_two());
-        let expected = format!("{n} partitions: the number must be a power of two, such as {lower} or {upper}");
+        let expected =
+            format!("{n} partitions: the number must be a power of two, such as {lower} or {upper}");
         assert!(text.contains(&expected), "{text}");
     }
     for n in [1, 2, 4, 8] {
-        assert!(Engine::<u64, u64>::builder().topology(Topology::partitioned(n, 1)).handle(|_, _| ()).build().is_ok());
+        assert!(
+            Engine::<u64, u64>::builder()
+                .topology(Topology::partitioned(n, 1))
+                .handle(|_, _| ())
+                .build()
+                .is_ok()
+        );
     }
 }
 

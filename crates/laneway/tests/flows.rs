@@ -21,17 +21,19 @@ type Seen = Arc<Log<(u64, Kind, u64, String)>>;
 fn flows(set: impl FnOnce(Builder<u64, u64>) -> Builder<u64, u64>) -> (Engine<u64, u64>, Seen) {
     let seen = Log::new();
     let seen_too = seen.clone();
-    let builder = Engine::builder()
-        .topology(Topology::per_worker(2))
-        .flows(Flows::default())
-        .handle(move |context, number: &mut u64| {
+    let builder = Engine::builder().topology(Topology::per_worker(2)).flows(Flows::default()).handle(
+        move |context, number: &mut u64| {
             seen_too.push((*context.key(), context.kind(), *number, context.dispatcher().to_owned()));
-        });
+        },
+    );
     (set(builder).build().unwrap(), seen)
 }
 
 /// A flow whose messages wait at a gate.
-fn gated(workers: usize, set: impl FnOnce(Builder<u64, u64>) -> Builder<u64, u64>) -> (Engine<u64, u64>, Arc<Gate>) {
+fn gated(
+    workers: usize,
+    set: impl FnOnce(Builder<u64, u64>) -> Builder<u64, u64>,
+) -> (Engine<u64, u64>, Arc<Gate>) {
     let gate = Gate::closed();
     let gate_too = gate.clone();
     let builder = Engine::builder()
@@ -77,7 +79,11 @@ fn the_gauge_is_exact_when_the_engine_is_quiet() {
     for key in 0..3_000 {
         engine.submit(Message::finish(key, 0)).unwrap();
         assert!(engine.wait_quiet(DEADLINE));
-        assert_eq!(mappings(&engine), 0, "flow {key} is finished and settled, and its mapping is still there");
+        assert_eq!(
+            mappings(&engine),
+            0,
+            "flow {key} is finished and settled, and its mapping is still there"
+        );
     }
 }
 
@@ -111,7 +117,10 @@ fn pitfall_000_1_a_late_event_stays_behind_the_finish_on_the_same_worker() {
     unpause_all(&engine);
     assert!(engine.wait_quiet(DEADLINE));
     let seen = seen.entries();
-    assert_eq!(seen.iter().map(|(_, _, number, _)| *number).collect::<Vec<_>>(), (0..=102).collect::<Vec<_>>());
+    assert_eq!(
+        seen.iter().map(|(_, _, number, _)| *number).collect::<Vec<_>>(),
+        (0..=102).collect::<Vec<_>>()
+    );
     assert!(seen.iter().all(|(.., dispatcher)| *dispatcher == seen[0].3));
     eventually("no mapping leaks", || mappings(&engine) == 0);
 }
@@ -230,7 +239,10 @@ fn pitfall_000_3_idle_flows_are_capped_and_no_fewer_are_remembered_than_was_said
     send(&engine, (60..5_000).map(|key| (key, 0)));
     assert!(engine.wait_quiet(DEADLINE));
     let left = mappings(&engine);
-    assert!(left <= 200, "{left} idle flows are remembered; 100 were allowed, in shards that are not quite even");
+    assert!(
+        left <= 200,
+        "{left} idle flows are remembered; 100 were allowed, in shards that are not quite even"
+    );
 }
 
 #[test]
@@ -251,7 +263,10 @@ fn pitfall_000_4_least_loaded_spreads_the_flows_of_an_idle_system() {
     let mut flows = HashMap::<usize, u32>::new();
     seen.entries().into_iter().for_each(|worker| *flows.entry(worker).or_default() += 1);
     assert_eq!(flows.len(), 8);
-    assert!(flows.values().all(|n| (90..=110).contains(n)), "by size() alone they would all go to worker 0: {flows:?}");
+    assert!(
+        flows.values().all(|n| (90..=110).contains(n)),
+        "by size() alone they would all go to worker 0: {flows:?}"
+    );
 }
 
 #[test]
@@ -345,7 +360,8 @@ fn pitfall_000_7_drop_oldest_keeps_start_and_finish_so_no_mapping_leaks() {
     assert!(dropped.entries().iter().all(|(_, kind)| *kind == Kind::Event));
     assert!(engine.unpause("worker-0"));
     assert!(engine.wait_quiet(DEADLINE));
-    let of_flow: Vec<_> = seen.entries().into_iter().filter(|(key, ..)| *key == 1).map(|(_, kind, ..)| kind).collect();
+    let of_flow: Vec<_> =
+        seen.entries().into_iter().filter(|(key, ..)| *key == 1).map(|(_, kind, ..)| kind).collect();
     assert_eq!(of_flow, [Kind::Start, Kind::Finish], "never a finish without its start");
     eventually("flow 1 is gone, flow 2 was not finished", || mappings(&engine) == 1);
 }
@@ -353,7 +369,10 @@ fn pitfall_000_7_drop_oldest_keeps_start_and_finish_so_no_mapping_leaks() {
 #[test]
 fn pitfall_000_7_an_evicted_last_message_of_a_finished_flow_takes_its_mapping_along() {
     let (engine, _) = flows(|b| {
-        b.topology(Topology::per_worker(1)).worker_queue_capacity(1).control_reserve(8).overflow(Overflow::DropOldest)
+        b.topology(Topology::per_worker(1))
+            .worker_queue_capacity(1)
+            .control_reserve(8)
+            .overflow(Overflow::DropOldest)
     });
     engine.submit(Message::finish(1, 0)).unwrap();
     assert!(engine.wait_quiet(DEADLINE));
@@ -378,7 +397,8 @@ fn pitfall_000_8_a_refused_first_event_leaves_no_mapping() {
 
 #[test]
 fn pitfall_000_8_a_refused_finish_does_not_finish_its_flow() {
-    let (engine, gate) = gated(1, |b| b.worker_queue_capacity(1).control_reserve(0).overflow(Overflow::Reject));
+    let (engine, gate) =
+        gated(1, |b| b.worker_queue_capacity(1).control_reserve(0).overflow(Overflow::Reject));
     let _opens = OpensAtLast(gate.clone());
     send(&engine, [(1, 0)]);
     gate.wait_arrived(1);
@@ -393,14 +413,17 @@ fn pitfall_000_8_a_refused_finish_does_not_finish_its_flow() {
 
 #[test]
 fn pitfall_000_8_a_refused_start_does_not_open_its_flow_again() {
-    let (engine, gate) = gated(1, |b| b.worker_queue_capacity(1).control_reserve(1).overflow(Overflow::Reject));
+    let (engine, gate) =
+        gated(1, |b| b.worker_queue_capacity(1).control_reserve(1).overflow(Overflow::Reject));
     let _opens = OpensAtLast(gate.clone());
     send(&engine, [(1, 0)]);
     engine.submit(Message::finish(1, 1)).unwrap();
     assert!(engine.submit(Message::start(1, 2)).is_err());
     gate.open();
     assert!(engine.wait_quiet(DEADLINE));
-    eventually("the flow was finished, and the start that was refused has not changed that", || mappings(&engine) == 0);
+    eventually("the flow was finished, and the start that was refused has not changed that", || {
+        mappings(&engine) == 0
+    });
 }
 
 #[test]
@@ -445,7 +468,11 @@ fn pitfall_000_11_events_from_other_threads_after_the_finish_are_normal_input() 
     let seen = seen.entries();
     for child in 1..=children {
         let own: Vec<u64> = seen.iter().map(|(_, _, n, _)| *n).filter(|n| n / 1_000 == child).collect();
-        assert_eq!(own, (0..100).map(|number| 1_000 * child + number).collect::<Vec<_>>(), "each child's own order");
+        assert_eq!(
+            own,
+            (0..100).map(|number| 1_000 * child + number).collect::<Vec<_>>(),
+            "each child's own order"
+        );
     }
     eventually("and nothing is left of it", || mappings(&engine) == 0);
 }

@@ -57,12 +57,17 @@ impl Witness {
         Arc::new(Witness { in_hands, handled: StdMutex::default(), dropped: StdMutex::default() })
     }
 
-    /// Holds a key in its hands: nobody else may.
-    fn hold(&self, key: u8, meanwhile: impl FnOnce()) {
-        let held = self.in_hands[key as usize].swap(true, SeqCst);
-        assert!(!held, "key {key} in two pairs of hands");
-        meanwhile();
-        self.in_hands[key as usize].store(false, SeqCst);
+    /// Holds the keys of a turn in its hands: nobody else may.
+    fn hold(&self, keys: &[u8], meanwhile: impl Fn(u8)) {
+        let of_turn = |key: &u8| keys.contains(key);
+        for key in [A, B].into_iter().filter(of_turn) {
+            let held = self.in_hands[key as usize].swap(true, SeqCst);
+            assert!(!held, "key {key} in two pairs of hands");
+        }
+        meanwhile(keys[0]);
+        for key in [A, B].into_iter().filter(of_turn) {
+            self.in_hands[key as usize].store(false, SeqCst);
+        }
     }
 
     fn handled(&self) -> Vec<(u8, u8)> {
@@ -88,7 +93,7 @@ fn engine(witness: &Arc<Witness>, topology: Topology<u8>) -> Builder<u8, u8> {
         .handle(move |context, body: &mut u8| handles.handled.lock().unwrap().push((*context.key(), *body)))
 }
 
-/// Starts the worker of a seat; `meanwhile` is called with every key that it has in its hands.
+/// Starts the worker of a seat; `meanwhile` is called with the first key of every turn that it has in its hands.
 fn hire(
     model: &Model,
     seat: usize,
@@ -96,7 +101,7 @@ fn hire(
     meanwhile: impl Fn(u8) + 'static,
 ) -> thread::JoinHandle<()> {
     let (model, witness) = (model.clone(), witness.clone());
-    thread::spawn(move || model.work(seat, |key| witness.hold(key, || meanwhile(key))))
+    thread::spawn(move || model.work(seat, |keys| witness.hold(keys, &meanwhile)))
 }
 
 /// Where the first turns of two keys wait for each other.
@@ -359,5 +364,61 @@ fn a_lane_that_moves_waits_for_the_end_of_its_turn() {
         model.handle.add_dispatcher("y", &["w1"]).unwrap();
         drain(&model, workers);
         assert_eq!(witness.handled_of(B), [1, 2]);
+    });
+}
+
+/// A worker that is alone and quick takes what comes straight from ingress, whatever its key (`src/lane/stream.rs`).
+#[test]
+fn a_stream_sleeps_through_no_message_and_keeps_order() {
+    check(|| {
+        let witness = Witness::new();
+        let mut model = Model::new(engine(&witness, Topology::pool(1)));
+        model.quick = true;
+        let worker = hire(&model, 0, &witness, |_| ());
+        [(A, 1), (B, 1), (A, 2), (B, 2)].into_iter().for_each(|message| accept(&model, message));
+        drain(&model, [worker]);
+        assert_eq!((witness.handled_of(A), witness.handled_of(B)), (vec![1, 2], vec![1, 2]));
+    });
+}
+
+/// A stream that is interrupted puts back what it has not run, in front of what has come meanwhile.
+#[test]
+fn a_stream_that_gives_way_loses_nothing() {
+    check(|| {
+        let witness = Witness::new();
+        let mut model = Model::new(engine(&witness, Topology::pool(1)));
+        model.quick = true;
+        [(A, 1), (B, 1), (A, 2)].into_iter().for_each(|message| accept(&model, message));
+        let worker = hire(&model, 0, &witness, |_| ());
+        let submitter = {
+            let model = model.clone();
+            thread::spawn(move || model.handle.submit((A, 3)).is_ok())
+        };
+        let report = model.shut_down(false);
+        let accepted: &[u8] = if submitter.join().unwrap() { &[1, 2, 3] } else { &[1, 2] };
+        worker.join().unwrap();
+        let returned = report.returned.iter().filter(|message| message.key == A).map(|message| message.body);
+        let seen: Vec<u8> = witness.handled_of(A).into_iter().chain(returned).collect();
+        assert_eq!(seen, accepted);
+        assert_eq!(report.account.outstanding, report.returned.len() as u64);
+    });
+}
+
+/// A second worker comes to a dispatcher at which a stream may be out: it must not take what the stream has.
+#[test]
+fn nobody_claims_beside_a_stream() {
+    check(|| {
+        let witness = Witness::new();
+        let mut model = Model::new(engine(&witness, Topology::pool(1)));
+        model.quick = true;
+        let mut workers = vec![hire(&model, 0, &witness, |_| ())];
+        accept(&model, (A, 1));
+        // Refused while a stream is out, because a change does not wait in a model.
+        if model.handle.add_worker("another", &["pool-0"]).is_ok() {
+            workers.push(hire(&model, 1, &witness, |_| ()));
+        }
+        accept(&model, (A, 2));
+        drain(&model, workers);
+        assert_eq!(witness.handled_of(A), [1, 2]);
     });
 }

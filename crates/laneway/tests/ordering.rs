@@ -135,7 +135,8 @@ fn batches_keep_order_with_single_submissions_between_them() {
         let engine = testify(topology, &witness);
         let keys = 300;
         for round in 0..40 {
-            let report = engine.submit_batch((0..keys).flat_map(|key| [(key, round * 3), (key, round * 3 + 1)]));
+            let report =
+                engine.submit_batch((0..keys).flat_map(|key| [(key, round * 3), (key, round * 3 + 1)]));
             assert_eq!((report.accepted, report.refused.len()), (2 * keys as usize, 0));
             send(&engine, (0..keys).map(|key| (key, round * 3 + 2)));
         }
@@ -146,7 +147,8 @@ fn batches_keep_order_with_single_submissions_between_them() {
 
 #[test]
 fn every_wait_strategy_keeps_order_and_finds_all_work() {
-    let strategies = [WaitStrategy::Park, WaitStrategy::SpinThenPark, WaitStrategy::Yield, WaitStrategy::BusySpin];
+    let strategies =
+        [WaitStrategy::Park, WaitStrategy::SpinThenPark, WaitStrategy::Yield, WaitStrategy::BusySpin];
     for strategy in strategies {
         let (witness, seen) = (Witness::new(), Log::new());
         let (witness_too, seen_too) = (witness.clone(), seen.clone());
@@ -191,8 +193,10 @@ fn a_handler_may_submit_to_its_own_engine() {
 
 // ── priorities ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
+type Starts = Arc<Log<(u64, u64)>>;
+
 /// One worker that is paused, handles one message per turn, and notes what it starts.
-fn paused(batch_max: usize) -> (Engine<u64, u64>, Arc<Log<(u64, u64)>>) {
+fn paused(batch_max: usize) -> (Engine<u64, u64>, Starts) {
     let log = Log::new();
     let log_too = log.clone();
     let engine = Engine::builder()
@@ -230,7 +234,11 @@ fn an_urgent_message_lifts_its_whole_lane_and_overtakes_nobody_in_it() {
     engine.submit(Message::new(2, 3).priority(Priority::Urgent)).unwrap();
     engine.submit((2, 4)).unwrap();
     let order = release(&engine, &log, 8);
-    assert_eq!(order[..4], [(2, 0), (2, 1), (2, 2), (2, 3)], "the lane is urgent until its urgent message is handled");
+    assert_eq!(
+        order[..4],
+        [(2, 0), (2, 1), (2, 2), (2, 3)],
+        "the lane is urgent until its urgent message is handled"
+    );
     let rest: Vec<u64> = order[4..].iter().map(|(key, _)| *key).collect();
     assert!(rest[..2].contains(&1), "and then it is not: {order:?}");
 }
@@ -380,7 +388,8 @@ fn a_slow_key_takes_nobody_hostage_where_workers_serve_several_dispatchers() {
 fn a_paced_dispatcher_keeps_order_and_starts_no_faster_than_its_pace() {
     let (witness, log) = (Witness::new(), Log::new());
     let (witness_too, log_too) = (witness.clone(), log.clone());
-    let topology = Topology::builder().dispatcher_paced("slow", 200.0).worker("a", ["slow"]).worker("b", ["slow"]);
+    let topology =
+        Topology::builder().dispatcher_paced("slow", 200.0).worker("a", ["slow"]).worker("b", ["slow"]);
     let engine = Engine::builder()
         .topology(topology.build())
         .handle(move |context, number: &mut u64| {

@@ -93,7 +93,10 @@ fn reject_at_the_number_of_lanes_lets_known_keys_in() {
     let f = fixture(|b| b.lanes_max(2).overflow(Overflow::Reject));
     send(&f.engine, [(1, 0), (2, 0), (1, 1)]);
     let (reason, _) = f.refused((3, 0));
-    assert_eq!((reason, reason.to_string().as_str()), (Refusal::Full(Bound::Lanes), "the number of lanes is full"));
+    assert_eq!(
+        (reason, reason.to_string().as_str()),
+        (Refusal::Full(Bound::Lanes), "the number of lanes is full")
+    );
     send(&f.engine, [(2, 1)]);
     assert_eq!(f.drain().len(), 4);
     send(&f.engine, [(3, 0)]);
@@ -142,7 +145,11 @@ fn block_waits_until_there_is_room_at_each_bound() {
         let f = fixture(set);
         send(&f.engine, [(1, 0), (1, 1)]);
         let key = if bound == Bound::Lanes { 2 } else { 1 };
-        assert_eq!(f.engine.try_submit((key, 2)).unwrap_err().reason, Refusal::Full(bound), "try never waits");
+        assert_eq!(
+            f.engine.try_submit((key, 2)).unwrap_err().reason,
+            Refusal::Full(bound),
+            "try never waits"
+        );
         let answer = submit_beside(&f.engine, move |handle| handle.submit((key, 2)));
         assert!(answer.recv_timeout(A_MOMENT).is_err(), "{bound}: it waits");
         f.engine.unpause(NAME);
@@ -217,7 +224,8 @@ fn many_blocked_producers_all_get_in_and_keep_order() {
     thread::scope(|scope| {
         for producer in 0..4_u64 {
             let handle = engine.handle();
-            let messages = (0..2_000).flat_map(move |number| (0..5).map(move |key| (producer * 5 + key, number)));
+            let messages =
+                (0..2_000).flat_map(move |number| (0..5).map(move |key| (producer * 5 + key, number)));
             scope.spawn(move || send(&handle, messages));
         }
     });
@@ -231,7 +239,11 @@ fn after_fast_times(gate: &Arc<Gate>) -> Engine<u64, u64> {
     let engine = Engine::builder()
         .topology(Topology::pool(1))
         .worker_queue_capacity(256)
-        .handle(move |_, slow: &mut u64| if *slow > 0 { gate.pass() })
+        .handle(move |_, slow: &mut u64| {
+            if *slow > 0 {
+                gate.pass()
+            }
+        })
         .build()
         .unwrap();
     send(&engine, (0..50_000).map(|n| (n % 16, 0)));
@@ -254,7 +266,10 @@ fn a_blocked_submitter_gets_the_first_place_that_comes_free() {
         assert!(answer.recv_timeout(A_MOMENT).is_err());
         gate.admit(1);
         let admission = answer.recv_timeout(Duration::from_secs(5));
-        assert!(admission.is_ok(), "a place is free, the handler at work will not end soon, and nobody told the submitter");
+        assert!(
+            admission.is_ok(),
+            "a place is free, the handler at work will not end soon, and nobody told the submitter"
+        );
     }
 }
 
@@ -325,7 +340,11 @@ fn drop_oldest_never_evicts_a_control_message() {
     send(&f.engine, [(1, 1)]);
     f.engine.submit(Message::finish(1, 2)).unwrap();
     send(&f.engine, [(2, 0)]);
-    assert_eq!(f.dropped.entries(), [(1, 1, oldest(Bound::Dispatcher))], "pitfall 000.7: neither start nor finish");
+    assert_eq!(
+        f.dropped.entries(),
+        [(1, 1, oldest(Bound::Dispatcher))],
+        "pitfall 000.7: neither start nor finish"
+    );
     assert_eq!(f.drain(), [(1, 0), (2, 0), (1, 2)], "in the turns of their lanes");
 }
 
@@ -336,7 +355,11 @@ fn drop_oldest_refuses_when_there_is_nothing_that_may_go() {
     f.engine.submit(Message::finish(1, 1)).unwrap();
     assert_eq!(f.refused((2, 0)).0, Refusal::Full(Bound::Dispatcher));
     let (reason, message) = f.refused(Message::finish(2, 9));
-    assert_eq!((reason, message.kind), (Refusal::Full(Bound::Dispatcher), Kind::Finish), "given back, not dropped");
+    assert_eq!(
+        (reason, message.kind),
+        (Refusal::Full(Bound::Dispatcher), Kind::Finish),
+        "given back, not dropped"
+    );
     assert_eq!(f.dropped.len(), 0);
 }
 
@@ -357,7 +380,11 @@ fn drop_oldest_never_takes_what_has_been_started() {
     send(&engine, [(1, 0)]);
     gate.wait_arrived(1);
     send(&engine, [(1, 1), (1, 2), (1, 3), (1, 4)]);
-    assert_eq!(dropped.entries(), [1, 2], "0 is in flight; its successors have not started, whatever turn they are in");
+    assert_eq!(
+        dropped.entries(),
+        [1, 2],
+        "0 is in flight; its successors have not started, whatever turn they are in"
+    );
     gate.open();
     assert!(engine.wait_quiet(DEADLINE));
     let account = engine.snapshot().account;
@@ -381,17 +408,24 @@ fn drop_oldest_drops_nothing_while_there_is_room_under_load() {
     thread::scope(|scope| {
         for producer in 0..3_u64 {
             let handle = engine.handle();
-            scope.spawn(move || send(&handle, (0..10_000).map(|number| (producer * 10 + number % 10, number / 10))));
+            scope.spawn(move || {
+                send(&handle, (0..10_000).map(|number| (producer * 10 + number % 10, number / 10)))
+            });
         }
     });
     assert!(engine.wait_quiet(DEADLINE));
     let (handled, dropped) = (handled.entries(), dropped.entries());
     let account = engine.snapshot().account;
-    assert_eq!((account.accepted, account.done, account.dropped), (30_000, handled.len() as u64, dropped.len() as u64));
+    assert_eq!(
+        (account.accepted, account.done, account.dropped),
+        (30_000, handled.len() as u64, dropped.len() as u64)
+    );
     for key in 0..30 {
-        let numbers: Vec<u64> = handled.iter().filter(|(k, _)| *k == key).map(|(_, number)| *number).collect();
+        let numbers: Vec<u64> =
+            handled.iter().filter(|(k, _)| *k == key).map(|(_, number)| *number).collect();
         assert!(numbers.is_sorted_by(|a, b| a < b), "the survivors of {key} are in order");
-        let mut all: Vec<u64> = dropped.iter().filter(|(k, _)| *k == key).map(|(_, number)| *number).collect();
+        let mut all: Vec<u64> =
+            dropped.iter().filter(|(k, _)| *k == key).map(|(_, number)| *number).collect();
         all.extend(&numbers);
         all.sort_unstable();
         assert_eq!(all, (0..1_000).collect::<Vec<_>>(), "each message of {key} was handled or dropped, once");
@@ -417,7 +451,11 @@ fn drop_newest_drops_what_comes_and_keeps_what_is_there() {
         let why = Dropped { bound, policy: Overflow::DropNewest, kind: Kind::Event };
         assert_eq!(f.dropped.entries(), [(key, 2, why)], "{bound}: on_drop has the message");
         let account = f.engine.snapshot().account;
-        assert_eq!((account.accepted, account.dropped, account.outstanding), (3, 1, 2), "{bound}: it is accounted for");
+        assert_eq!(
+            (account.accepted, account.dropped, account.outstanding),
+            (3, 1, 2),
+            "{bound}: it is accounted for"
+        );
         assert_eq!(f.drain(), [(1, 0), (1, 1)], "{bound}");
         let drops = f.engine.snapshot().drops;
         assert_eq!((drops.count(bound, Overflow::DropNewest, Kind::Event), drops.total()), (1, 1), "{bound}");
@@ -461,7 +499,11 @@ fn control_messages_have_a_reserve_on_top_of_every_bound() {
         assert_eq!(f.dropped.len(), 0, "{policy:?}");
         if policy != OLDEST {
             let (reason, message) = f.refused(Message::finish(3, 0));
-            assert_eq!((reason, message.kind), (Refusal::Full(Bound::Dispatcher), Kind::Finish), "{policy:?}");
+            assert_eq!(
+                (reason, message.kind),
+                (Refusal::Full(Bound::Dispatcher), Kind::Finish),
+                "{policy:?}"
+            );
         }
         assert_eq!(f.drain().len(), 4, "{policy:?}");
     }
@@ -469,7 +511,9 @@ fn control_messages_have_a_reserve_on_top_of_every_bound() {
 
 #[test]
 fn the_reserve_holds_at_the_engine_and_at_the_lane() {
-    let f = fixture(|b| b.ingress_capacity(1).worker_queue_capacity(8).control_reserve(1).overflow(Overflow::Reject));
+    let f = fixture(|b| {
+        b.ingress_capacity(1).worker_queue_capacity(8).control_reserve(1).overflow(Overflow::Reject)
+    });
     send(&f.engine, [(1, 0)]);
     f.engine.submit(Message::finish(1, 1)).unwrap();
     assert_eq!(f.refused(Message::finish(1, 2)).0, Refusal::Full(Bound::Engine));
@@ -496,7 +540,8 @@ fn a_handler_that_would_block_on_its_own_engine_is_refused() {
         let builder = Engine::builder().topology(Topology::pool(1)).handle(move |context, _: &mut u64| {
             let own = own_too.get().unwrap();
             if *context.key() == 1 {
-                answers_too.push(own.submit((2, 7)).map_err(|refused| (refused.reason, refused.message.body)));
+                answers_too
+                    .push(own.submit((2, 7)).map_err(|refused| (refused.reason, refused.message.body)));
                 let batch = own.submit_batch([(3, 0), (3, 1)]);
                 let reasons = batch.refused.into_iter().map(|refused| refused.reason);
                 reasons.for_each(|reason| answers_too.push(Err((reason, 0))));

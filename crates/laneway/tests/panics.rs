@@ -36,7 +36,9 @@ fn a_panicking_handler_fails_its_message_and_nothing_else() {
     let engine = Engine::builder()
         .topology(Topology::pool(2))
         .retry(RetryPolicy::never())
-        .on_fail(move |message: Message<u64, u64>, failure: Failure| failures_too.push((message.body, failure)))
+        .on_fail(move |message: Message<u64, u64>, failure: Failure| {
+            failures_too.push((message.body, failure))
+        })
         .handle(move |context, number: &mut u64| {
             if (*context.key(), *number) == (3, 2) {
                 witness_too.excuse(context.key(), *number);
@@ -61,7 +63,11 @@ fn a_panic_is_retried_as_any_failure_is() {
     let attempts_too = attempts.clone();
     let engine = Engine::builder()
         .topology(Topology::pool(1))
-        .retry(RetryPolicy { base: Duration::from_micros(10), exhausted: Exhausted::ParkLane, ..RetryPolicy::default() })
+        .retry(RetryPolicy {
+            base: Duration::from_micros(10),
+            exhausted: Exhausted::ParkLane,
+            ..RetryPolicy::default()
+        })
         .handle(move |context, _: &mut u64| -> Outcome {
             attempts_too.push(context.attempt());
             std::panic::panic_any(7_u8);
@@ -142,7 +148,11 @@ fn a_body_whose_drop_panics_in_a_batch_or_when_it_is_skipped() {
     assert_eq!((engine.snapshot().account.done, panics(&engine)), (30, 10));
     assert_balanced(&engine);
 
-    let engine = Engine::builder().topology(Topology::pool(1)).handle(|_, _: &mut Bomb| Outcome::Skip).build().unwrap();
+    let engine = Engine::builder()
+        .topology(Topology::pool(1))
+        .handle(|_, _: &mut Bomb| Outcome::Skip)
+        .build()
+        .unwrap();
     send(&engine, every_third_is_bad(30));
     assert!(engine.wait_quiet(DEADLINE));
     assert_eq!(engine.snapshot().account.failed, 30);
@@ -155,7 +165,8 @@ fn an_evicted_body_whose_drop_panics_does_so_in_the_submitters_hands() {
     let engine = bombs(&witness).worker_queue_capacity(1).overflow(Overflow::DropOldest).build().unwrap();
     assert!(engine.pause("pool-0"));
     send(&engine, [(1, Bomb { number: 9, bad: true })]);
-    let result = catch_unwind(AssertUnwindSafe(|| engine.submit((1, Bomb { number: 0, bad: false })).is_ok()));
+    let result =
+        catch_unwind(AssertUnwindSafe(|| engine.submit((1, Bomb { number: 0, bad: false })).is_ok()));
     assert!(result.is_err());
     assert!(engine.unpause("pool-0"));
     assert!(engine.wait_quiet(DEADLINE));
@@ -175,7 +186,7 @@ fn on_fail_may_panic() {
             calls_too.fetch_add(1, Relaxed);
             panic!("the callback");
         })
-        .handle(|_, number: &mut u64| if *number % 2 == 0 { Outcome::Skip } else { Outcome::Done })
+        .handle(|_, number: &mut u64| if number.is_multiple_of(2) { Outcome::Skip } else { Outcome::Done })
         .build()
         .unwrap();
     send(&engine, (0..20).map(|number| (1, number)));
@@ -298,7 +309,7 @@ fn workers_survive_thousands_of_panics() {
         .retry(RetryPolicy { max_attempts: 2, base: Duration::ZERO, ..RetryPolicy::default() })
         .handle(move |context, number: &mut u64| {
             let attempt = witness_too.enter(context.key(), *number);
-            assert!(context.attempt() == 2 || *number % 3 != 0, "one of thousands");
+            assert!(context.attempt() == 2 || !number.is_multiple_of(3), "one of thousands");
             attempt.done();
         })
         .build()

@@ -210,7 +210,8 @@ impl Model {
     }
 
     fn left(&self) -> BTreeMap<u64, Vec<u64>> {
-        let numbers = |lane: &Lane| lane.aside.iter().chain(&lane.waiting).map(|waiting| waiting.number).collect();
+        let numbers =
+            |lane: &Lane| lane.aside.iter().chain(&lane.waiting).map(|waiting| waiting.number).collect();
         self.lanes.iter().map(|(key, lane)| (*key, numbers(lane))).collect()
     }
 }
@@ -235,7 +236,9 @@ impl Real {
             .control_reserve(settings.reserve)
             .overflow(settings.policy)
             .on_fail(move |message: Message<u64, u64>, _| failed_too.push((message.key, message.body)))
-            .on_drop(move |message: Message<u64, u64>, why| dropped_too.push(((message.key, message.body), why)))
+            .on_drop(move |message: Message<u64, u64>, why| {
+                dropped_too.push(((message.key, message.body), why))
+            })
             .handle(move |context, number: &mut u64| {
                 handled_too.push((*context.key(), *number));
                 outcome(*number)
@@ -269,7 +272,9 @@ fn both(real: &Real, model: &mut Model, op: Op, next: &mut u64) -> (Answer, Answ
             (Answer::Submitted(answer), Answer::Submitted(model.submit(key, kind, number)))
         }
         Op::Batch(first, second) => batch(real, model, [first, second, first, second, first], next),
-        Op::Park(key) => (Answer::Operated(real.engine.park(&key, "told to")), Answer::Operated(model.park(key))),
+        Op::Park(key) => {
+            (Answer::Operated(real.engine.park(&key, "told to")), Answer::Operated(model.park(key)))
+        }
         Op::Resume(key) => (Answer::Operated(real.engine.resume(&key)), Answer::Operated(model.resume(key))),
         Op::Skip(key) => (Answer::Operated(real.engine.skip_head(&key)), Answer::Operated(model.skip(key))),
     }
@@ -280,7 +285,8 @@ fn batch(real: &Real, model: &mut Model, keys: [u64; 5], next: &mut u64) -> (Ans
     let messages: Vec<Id> = keys.into_iter().zip(*next..).collect();
     *next += 5;
     let report = real.engine.submit_batch(messages.iter().copied());
-    let mut refused: Vec<(u64, Refusal)> = report.refused.iter().map(|r| (r.message.body, r.reason)).collect();
+    let mut refused: Vec<(u64, Refusal)> =
+        report.refused.iter().map(|r| (r.message.body, r.reason)).collect();
     refused.sort_by_key(|(number, _)| *number);
     let mut expected = Vec::new();
     let (mut accepted, mut dropped, mut barred) = (0, 0, Vec::new());
@@ -300,7 +306,14 @@ fn batch(real: &Real, model: &mut Model, keys: [u64; 5], next: &mut u64) -> (Ans
     }
     let whole = |accepted, dropped, refused: Vec<(u64, Refusal)>| {
         let refused = refused.into_iter().map(|(_, reason)| Err(reason));
-        Answer::Batch([vec![Ok(Admission::Accepted); accepted], vec![Ok(Admission::Dropped); dropped], refused.collect()].concat())
+        Answer::Batch(
+            [
+                vec![Ok(Admission::Accepted); accepted],
+                vec![Ok(Admission::Dropped); dropped],
+                refused.collect(),
+            ]
+            .concat(),
+        )
     };
     (whole(report.accepted, report.dropped, refused), whole(accepted, dropped, expected))
 }
@@ -308,8 +321,9 @@ fn batch(real: &Real, model: &mut Model, keys: [u64; 5], next: &mut u64) -> (Ans
 fn settings() -> impl Strategy<Value = Settings> {
     let policy = prop_oneof![Just(Overflow::Reject), Just(Overflow::DropOldest), Just(Overflow::DropNewest)];
     let (lane, lanes) = (proptest::option::of(1..4_usize), proptest::option::of(1..4_usize));
-    (1..10_usize, 0..3_usize, lane, lanes, policy)
-        .prop_map(|(capacity, reserve, lane, lanes, policy)| Settings { capacity, reserve, lane, lanes, policy })
+    (1..10_usize, 0..3_usize, lane, lanes, policy).prop_map(|(capacity, reserve, lane, lanes, policy)| {
+        Settings { capacity, reserve, lane, lanes, policy }
+    })
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {

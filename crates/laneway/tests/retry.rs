@@ -37,7 +37,9 @@ fn fixture(retry: RetryPolicy, decide: impl Fn(u64, u64, u32) -> Outcome + Send 
     let engine = Engine::builder()
         .topology(Topology::pool(1))
         .retry(retry)
-        .on_fail(move |message: Message<u64, u64>, failure| failures_too.push((message.key, message.body, failure)))
+        .on_fail(move |message: Message<u64, u64>, failure| {
+            failures_too.push((message.key, message.body, failure))
+        })
         .handle(move |context, number: &mut u64| {
             tries_too.push((*context.key(), *number, context.attempt()));
             decide(*context.key(), *number, context.attempt())
@@ -60,7 +62,8 @@ impl Fixture {
 
 #[test]
 fn a_failing_head_is_tried_again_before_its_successors() {
-    let outcomes = [Outcome::Retry, Outcome::RetryAfter(Duration::from_millis(2)), Outcome::Failed("no".to_owned())];
+    let outcomes =
+        [Outcome::Retry, Outcome::RetryAfter(Duration::from_millis(2)), Outcome::Failed("no".to_owned())];
     for failing in outcomes {
         let f = fixture(quick(5, Exhausted::Skip), move |_, number, attempt| {
             if number == 1 && attempt < 4 { failing.clone() } else { Outcome::Done }
@@ -79,7 +82,11 @@ fn other_lanes_go_on_while_one_is_in_retry() {
     let release = Arc::new(AtomicBool::new(false));
     let released = release.clone();
     let f = fixture(RetryPolicy::default(), move |key, _, _| {
-        if key == 1 && !released.load(Relaxed) { Outcome::Hold(Duration::from_millis(1)) } else { Outcome::Done }
+        if key == 1 && !released.load(Relaxed) {
+            Outcome::Hold(Duration::from_millis(1))
+        } else {
+            Outcome::Done
+        }
     });
     send(&f.engine, [(1, 0), (1, 1)]);
     send(&f.engine, (0..500).map(|number| (2, number)));
@@ -94,7 +101,12 @@ fn other_lanes_go_on_while_one_is_in_retry() {
 fn the_policy_spaces_the_attempts() {
     let at = Log::new();
     let at_too = at.clone();
-    let policy = RetryPolicy { max_attempts: 4, base: Duration::from_millis(4), multiplier: 3.0, ..RetryPolicy::default() };
+    let policy = RetryPolicy {
+        max_attempts: 4,
+        base: Duration::from_millis(4),
+        multiplier: 3.0,
+        ..RetryPolicy::default()
+    };
     let f = fixture(policy, move |_, _, _| {
         at_too.push(Instant::now());
         Outcome::Retry
@@ -110,7 +122,11 @@ fn the_policy_spaces_the_attempts() {
 
 #[test]
 fn an_explicit_delay_overrides_the_policy() {
-    let policy = RetryPolicy { base: Duration::from_secs(3_600), max: Duration::from_secs(3_600), ..RetryPolicy::default() };
+    let policy = RetryPolicy {
+        base: Duration::from_secs(3_600),
+        max: Duration::from_secs(3_600),
+        ..RetryPolicy::default()
+    };
     let f = fixture(policy, |_, _, attempt| {
         if attempt < 3 { Outcome::RetryAfter(Duration::from_millis(1)) } else { Outcome::Done }
     });
@@ -172,7 +188,9 @@ fn a_note_of_the_handler_is_what_on_fail_is_told() {
     let failures_too = failures.clone();
     let engine = Engine::builder()
         .topology(Topology::pool(1))
-        .on_fail(move |message: Message<u64, u64>, failure: Failure| failures_too.push((message.body, failure.note)))
+        .on_fail(move |message: Message<u64, u64>, failure: Failure| {
+            failures_too.push((message.body, failure.note))
+        })
         .handle(|context, number: &mut u64| {
             if *number == 0 {
                 context.note("the ledger is closed");
@@ -183,7 +201,11 @@ fn a_note_of_the_handler_is_what_on_fail_is_told() {
         .unwrap();
     send(&engine, [(1, 0), (1, 1)]);
     assert!(engine.wait_quiet(DEADLINE));
-    assert_eq!(failures.entries(), [(0, Some("the ledger is closed".to_owned())), (1, None)], "and the next one has none");
+    assert_eq!(
+        failures.entries(),
+        [(0, Some("the ledger is closed".to_owned())), (1, None)],
+        "and the next one has none"
+    );
 }
 
 #[test]
@@ -206,7 +228,10 @@ fn the_body_keeps_what_an_attempt_has_written_into_it() {
 
 #[test]
 fn skip_gives_up_at_once() {
-    let f = fixture(quick(5, Exhausted::Skip), |_, number, _| if number == 0 { Outcome::Skip } else { Outcome::Done });
+    let f = fixture(
+        quick(5, Exhausted::Skip),
+        |_, number, _| if number == 0 { Outcome::Skip } else { Outcome::Done },
+    );
     send(&f.engine, [(1, 0), (1, 1)]);
     f.quiet();
     assert_eq!(f.tries_of(1), [(0, 1), (1, 1)]);
@@ -219,9 +244,13 @@ fn skip_gives_up_at_once() {
 fn troubled(retry: RetryPolicy, trouble: Outcome) -> (Fixture, Arc<AtomicBool>) {
     let good = Arc::new(AtomicBool::new(false));
     let good_too = good.clone();
-    let f = fixture(retry, move |_, number, _| {
-        if number == 1 && !good_too.load(Relaxed) { trouble.clone() } else { Outcome::Done }
-    });
+    let f =
+        fixture(
+            retry,
+            move |_, number, _| {
+                if number == 1 && !good_too.load(Relaxed) { trouble.clone() } else { Outcome::Done }
+            },
+        );
     (f, good)
 }
 
@@ -271,7 +300,11 @@ fn park_lane_stops_in_front_of_the_message_and_resumes_from_it() {
     send(&f.engine, [(7, 3)]);
     f.quiet();
     let snapshot = f.engine.snapshot();
-    assert_eq!((snapshot.dispatchers[0].parked_lanes, snapshot.account.outstanding), (1, 3), "it collects what comes");
+    assert_eq!(
+        (snapshot.dispatchers[0].parked_lanes, snapshot.account.outstanding),
+        (1, 3),
+        "it collects what comes"
+    );
     good.store(true, Relaxed);
     assert!(f.engine.resume(&7));
     f.quiet();
@@ -355,7 +388,10 @@ fn skipping_every_message_of_a_parked_lane_removes_it() {
     assert!(f.engine.skip_head(&7) && f.engine.skip_head(&7) && !f.engine.skip_head(&7));
     let snapshot = f.engine.snapshot();
     let d = &snapshot.dispatchers[0];
-    assert_eq!((d.active_lanes, d.parked_lanes, snapshot.account.failed, snapshot.account.outstanding), (0, 0, 2, 0));
+    assert_eq!(
+        (d.active_lanes, d.parked_lanes, snapshot.account.failed, snapshot.account.outstanding),
+        (0, 0, 2, 0)
+    );
 }
 
 #[test]
@@ -497,7 +533,12 @@ fn retries_under_load_keep_order_and_lose_no_worker() {
     let engine = Engine::builder()
         .topology(Topology::pool(workers as usize))
         .shutdown_grace(Duration::from_secs(1))
-        .retry(RetryPolicy { max_attempts: 100, base: Duration::from_micros(50), multiplier: 1.0, ..RetryPolicy::default() })
+        .retry(RetryPolicy {
+            max_attempts: 100,
+            base: Duration::from_micros(50),
+            multiplier: 1.0,
+            ..RetryPolicy::default()
+        })
         .handle(move |context, number: &mut u64| {
             if *number == u64::MAX {
                 meeting_too.wait();
@@ -518,7 +559,8 @@ fn retries_under_load_keep_order_and_lose_no_worker() {
         thread::scope(|scope| {
             for producer in 0..2_u64 {
                 let handle = engine.handle();
-                let messages = (0..20).flat_map(move |n| (0..10).map(move |key| (producer * 10 + key, round * 20 + n)));
+                let messages =
+                    (0..20).flat_map(move |n| (0..10).map(move |key| (producer * 10 + key, round * 20 + n)));
                 scope.spawn(move || send(&handle, messages));
             }
         });
@@ -537,5 +579,8 @@ fn many_lanes_in_retry_come_back_when_they_are_due() {
     send(&f.engine, (0..2_000).map(|key| (key, 0)));
     f.quiet();
     let snapshot = f.engine.snapshot();
-    assert_eq!((snapshot.account.done, snapshot.dispatchers[0].retries, snapshot.dispatchers[0].deferred_lanes), (2_000, 2_000, 0));
+    assert_eq!(
+        (snapshot.account.done, snapshot.dispatchers[0].retries, snapshot.dispatchers[0].deferred_lanes),
+        (2_000, 2_000, 0)
+    );
 }

@@ -14,14 +14,22 @@ use std::{
     time::{Duration, Instant},
 };
 
-use laneway::{ChangeError, Engine, Handle, Message, Outcome, Refusal, RetryPolicy, ShutdownReport, Topology};
+use laneway::{
+    ChangeError, Engine, Handle, Message, Outcome, Refusal, RetryPolicy, ShutdownReport, Topology,
+};
 use witness::{A_MOMENT, DEADLINE, Gate, Log, OpensAtLast, Witness, eventually, send};
 
 /// What holds at every end.
 fn check<K, M>(report: &ShutdownReport<K, M>) {
     assert!(report.account.balances(), "{}", report.account);
     let left = (report.returned.len() + report.still_running) as u64;
-    assert_eq!(report.account.outstanding, left, "returned {}, still running {}", report.returned.len(), report.still_running);
+    assert_eq!(
+        report.account.outstanding,
+        left,
+        "returned {}, still running {}",
+        report.returned.len(),
+        report.still_running
+    );
 }
 
 fn gated(workers: usize, capacity: usize, grace: Duration) -> (Engine<u64, u64>, Arc<Gate>, Arc<Witness>) {
@@ -184,7 +192,11 @@ fn step_3_waits_for_what_is_in_flight_and_starts_nothing_new() {
     gate.open();
     let report = report.recv_timeout(DEADLINE).expect("they have ended");
     check(&report);
-    assert_eq!((gate.arrived(), report.account.done, report.still_running), (2, 2, 0), "a turn gives way at once");
+    assert_eq!(
+        (gate.arrived(), report.account.done, report.still_running),
+        (2, 2, 0),
+        "a turn gives way at once"
+    );
     assert_eq!(report.returned.len(), 28);
     assert_eq!(witness.total(), 2);
 }
@@ -209,11 +221,8 @@ fn step_3_leaves_a_handler_behind_that_never_returns() {
 
 #[test]
 fn step_4_gives_back_what_was_not_started_in_order() {
-    let engine = Engine::builder()
-        .topology(Topology::partitioned(4, 1))
-        .handle(|_, _: &mut u64| ())
-        .build()
-        .unwrap();
+    let engine =
+        Engine::builder().topology(Topology::partitioned(4, 1)).handle(|_, _: &mut u64| ()).build().unwrap();
     (0..4).for_each(|n| assert!(engine.pause(&format!("partition-{n}"))));
     send(&engine, (0..20).flat_map(|number| (0..100).map(move |key| (key, number))));
     engine.submit(Message::finish(7, 20)).unwrap();
@@ -298,7 +307,11 @@ fn submit_against_shutdown_every_message_has_an_answer() {
         for (key, accepted) in (0..).zip(accepted) {
             let done = witness.done(&key);
             let back = returned.remove(&key).unwrap_or_default();
-            assert_eq!(back, (done..accepted).collect::<Vec<_>>(), "key {key}: handled to {done}, the rest given back");
+            assert_eq!(
+                back,
+                (done..accepted).collect::<Vec<_>>(),
+                "key {key}: handled to {done}, the rest given back"
+            );
         }
         assert!(witness.violations().is_empty(), "{:?}", witness.violations());
     }
@@ -310,7 +323,11 @@ fn produce_until_refused(handle: &Handle<u64, u64>, key: u64, started: &AtomicU6
         started.fetch_add(1, Relaxed);
         if let Err(refused) = handle.submit((key, number)) {
             assert_eq!((refused.reason, refused.message), (Refusal::Closed, Message::new(key, number)));
-            assert_eq!(handle.submit((key, number)).unwrap_err().reason, Refusal::Closed, "closed stays closed");
+            assert_eq!(
+                handle.submit((key, number)).unwrap_err().reason,
+                Refusal::Closed,
+                "closed stays closed"
+            );
             return number;
         }
     }
@@ -388,7 +405,11 @@ fn a_handler_may_look_at_its_engine_while_it_drains() {
     let report = report.recv_timeout(DEADLINE).unwrap();
     check(&report);
     assert!(closing.load(Relaxed));
-    assert_eq!((report.account.done, report.still_running), (1, 0), "the handler waited for the shutdown, and it for the handler");
+    assert_eq!(
+        (report.account.done, report.still_running),
+        (1, 0),
+        "the handler waited for the shutdown, and it for the handler"
+    );
 }
 
 #[test]

@@ -18,8 +18,8 @@ use std::{
 };
 
 use laneway::{
-    Admission, Bound, Builder, Delivery, Engine, Exhausted, Failure, Handle, Kind, Message, Outcome, Overflow, Refusal,
-    RetryPolicy, Topology,
+    Admission, Bound, Builder, Delivery, Engine, Exhausted, Failure, Handle, Kind, Message, Outcome,
+    Overflow, Refusal, RetryPolicy, Topology,
 };
 use tokio::{
     runtime::{Builder as RuntimeBuilder, Runtime},
@@ -91,7 +91,8 @@ fn order_holds_across_awaits() {
         std::thread::scope(|scope| {
             for producer in 0..3_u64 {
                 let handle = engine.handle();
-                let messages = (0..100).flat_map(move |number| (0..40).map(move |key| (producer * 40 + key, number)));
+                let messages =
+                    (0..100).flat_map(move |number| (0..40).map(move |key| (producer * 40 + key, number)));
                 scope.spawn(move || send(&handle, messages));
             }
         });
@@ -216,7 +217,9 @@ fn errors_notes_and_parking_as_on_threads() {
     let failures_too = failures.clone();
     let engine = slots(&runtime, 2)
         .retry(RetryPolicy { max_attempts: 1, exhausted: Exhausted::Skip, ..RetryPolicy::default() })
-        .on_fail(move |message: Message<u64, u64>, failure: Failure| failures_too.push((message.body, failure)))
+        .on_fail(move |message: Message<u64, u64>, failure: Failure| {
+            failures_too.push((message.body, failure))
+        })
         .handle_async(|delivery: Delivery<u64, u64>| async move {
             match *delivery {
                 0 => Outcome::from(Err::<(), _>("no such user")),
@@ -247,7 +250,9 @@ fn a_panic_in_the_handler_or_its_future_fails_its_message() {
     let (witness_too, failures_too) = (witness.clone(), failures.clone());
     let engine = slots(&runtime, 4)
         .retry(RetryPolicy::never())
-        .on_fail(move |message: Message<u64, u64>, failure: Failure| failures_too.push((message.body, failure.note)))
+        .on_fail(move |message: Message<u64, u64>, failure: Failure| {
+            failures_too.push((message.body, failure.note))
+        })
         .handle_async(move |delivery: Delivery<u64, u64>| {
             let witness = witness_too.clone();
             if *delivery == 1 {
@@ -271,7 +276,10 @@ fn a_panic_in_the_handler_or_its_future_fails_its_message() {
     let mut notes = HashMap::new();
     failures.entries().into_iter().for_each(|failed| *notes.entry(failed).or_insert(0) += 1);
     let note = |text: &str| Some(format!("panicked: {text}"));
-    assert_eq!(notes, HashMap::from([((1, note("before the future")), 10), ((2, note("inside the future")), 10)]));
+    assert_eq!(
+        notes,
+        HashMap::from([((1, note("before the future")), 10), ((2, note("inside the future")), 10)])
+    );
     assert_eq!((engine.snapshot().account.failed, engine.snapshot().dispatchers[0].panics), (20, 20));
 }
 
@@ -312,7 +320,12 @@ fn a_handler_may_keep_its_delivery() {
 
 /// An engine of one paused slot and room for one message.
 fn full(runtime: &Runtime, overflow: Overflow) -> Engine<u64, u64> {
-    let engine = slots(runtime, 1).worker_queue_capacity(1).overflow(overflow).handle_async(|_| async {}).build().unwrap();
+    let engine = slots(runtime, 1)
+        .worker_queue_capacity(1)
+        .overflow(overflow)
+        .handle_async(|_| async {})
+        .build()
+        .unwrap();
     assert!(engine.pause("pool-0"));
     send(&engine, [(1, 0)]);
     engine
@@ -325,7 +338,15 @@ fn submit_async_waits_for_room_without_blocking_the_thread() {
     runtime.block_on(async {
         let handle = engine.handle();
         let submission = tokio::spawn(async move { handle.submit_async((2, 0)).await.map_err(|r| r.reason) });
-        assert!(timeout(A_MOMENT, async { while !submission.is_finished() { tokio::task::yield_now().await } }).await.is_err());
+        assert!(
+            timeout(A_MOMENT, async {
+                while !submission.is_finished() {
+                    tokio::task::yield_now().await
+                }
+            })
+            .await
+            .is_err()
+        );
         engine.unpause("pool-0");
         let admission = timeout(DEADLINE, submission).await.expect("there is room").unwrap();
         assert_eq!(admission, Ok(Admission::Accepted));
@@ -382,12 +403,16 @@ fn giving_up_a_submission_submits_nothing() {
 fn submit_async_obeys_the_policies() {
     let runtime = runtime();
     let reason = |engine: &Engine<u64, u64>| {
-        let submission = async { timeout(DEADLINE, engine.submit_async((2, 7))).await.expect("not for ever") };
+        let submission =
+            async { timeout(DEADLINE, engine.submit_async((2, 7))).await.expect("not for ever") };
         runtime.block_on(submission).map_err(|refused| (refused.reason, refused.message.body))
     };
     let limit = Duration::from_millis(20);
     let began = Instant::now();
-    assert_eq!(reason(&full(&runtime, Overflow::BlockFor(limit))), Err((Refusal::TimedOut(Bound::Dispatcher), 7)));
+    assert_eq!(
+        reason(&full(&runtime, Overflow::BlockFor(limit))),
+        Err((Refusal::TimedOut(Bound::Dispatcher), 7))
+    );
     assert!(began.elapsed() >= limit);
     assert_eq!(reason(&full(&runtime, Overflow::Reject)), Err((Refusal::Full(Bound::Dispatcher), 7)));
     assert_eq!(reason(&full(&runtime, Overflow::DropNewest)), Ok(Admission::Dropped));
@@ -404,7 +429,15 @@ fn closing_ends_the_wait_of_an_async_submitter() {
     runtime.block_on(async {
         let handle = engine.handle();
         let submission = tokio::spawn(async move { handle.submit_async((2, 0)).await.map_err(|r| r.reason) });
-        assert!(timeout(A_MOMENT, async { while !submission.is_finished() { tokio::task::yield_now().await } }).await.is_err());
+        assert!(
+            timeout(A_MOMENT, async {
+                while !submission.is_finished() {
+                    tokio::task::yield_now().await
+                }
+            })
+            .await
+            .is_err()
+        );
         engine.close();
         assert_eq!(timeout(DEADLINE, submission).await.expect("it is told").unwrap(), Err(Refusal::Closed));
     });
@@ -456,13 +489,20 @@ fn a_runtime_that_goes_gives_back_what_its_slots_had_in_hand() {
     eventually("all slots are busy", || started.load(Relaxed) == 10);
     drop(runtime);
     let snapshot = engine.snapshot();
-    assert_eq!((snapshot.account.outstanding, snapshot.dispatchers[0].in_flight), (60, 0), "back in their lanes");
+    assert_eq!(
+        (snapshot.account.outstanding, snapshot.dispatchers[0].in_flight),
+        (60, 0),
+        "back in their lanes"
+    );
     let began = Instant::now();
     let report = engine.shutdown(Duration::ZERO);
     assert!(began.elapsed() < DEADLINE / 2, "the slots are gone, nobody has to be waited for");
     assert_eq!((report.returned.len(), report.still_running, report.account.outstanding), (60, 0, 60));
     let mut returned = HashMap::<u64, Vec<u64>>::new();
-    report.returned.into_iter().for_each(|message| returned.entry(message.key).or_default().push(message.body));
+    report
+        .returned
+        .into_iter()
+        .for_each(|message| returned.entry(message.key).or_default().push(message.body));
     assert!(returned.values().all(|numbers| numbers == &[0, 1, 2]), "in order, heads first: {returned:?}");
 }
 
@@ -470,7 +510,11 @@ fn a_runtime_that_goes_gives_back_what_its_slots_had_in_hand() {
 fn slots_whose_runtime_goes_before_their_first_breath_are_gone() {
     // A runtime that nobody drives: its tasks are never polled.
     let runtime = RuntimeBuilder::new_current_thread().enable_time().build().unwrap();
-    let engine = slots(&runtime, 3).shutdown_grace(Duration::from_secs(10)).handle_async(|_| async {}).build().unwrap();
+    let engine = slots(&runtime, 3)
+        .shutdown_grace(Duration::from_secs(10))
+        .handle_async(|_| async {})
+        .build()
+        .unwrap();
     send(&engine, [(1, 0), (1, 1)]);
     drop(runtime);
     let began = Instant::now();

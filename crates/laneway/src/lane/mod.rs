@@ -170,25 +170,42 @@ impl<K, M> Hand<K, M> {
         &mut self.turns[..self.len]
     }
 
+    /// Whether it holds a stream.
+    pub(crate) fn is_stream(&self) -> bool {
+        self.turns[0].lane == NONE
+    }
+
     pub(crate) fn clear(&mut self) {
         (self.len, self.current) = (0, 0);
     }
 
-    /// Takes messages of whatever keys straight from the inbox, in their order. See [`Stream`](stream).
-    pub(crate) fn fill_from(&mut self, inbox: &mut VecDeque<Item<K, M>>, heat: &mut Heat, most: usize) -> usize {
+    /// Takes messages straight from the inbox, in their order, whatever their keys: a stream. Those that have to wait in a lane go there. See
+    /// `lane/stream.rs`.
+    pub(crate) fn fill_from(
+        &mut self,
+        inbox: &mut VecDeque<Item<K, M>>,
+        lanes: &mut Lanes<K, M>,
+        heat: &mut Heat,
+        most: usize,
+    ) -> bool {
         let turn = &mut self.turns[0];
+        let most = heat.begin(inbox.len()).min(most);
         while turn.items.len() < most
-            && let Some(item) = inbox.front()
-            && !heat.rises(item.fingerprint)
+            && let Some(item) = inbox.pop_front()
         {
-            turn.items.push_back(inbox.pop_front().expect("just seen"));
+            if lanes.has_lane(item.fingerprint) || heat.rises(item.fingerprint) {
+                lanes.admit(item);
+            } else {
+                turn.items.push_back(item);
+            }
         }
         let taken = turn.items.len();
         if taken > 0 {
             (turn.lane, turn.attempts, turn.released) = (NONE, 0, 0);
             (self.len, self.current) = (1, 0);
+            lanes.begin_stream(taken);
         }
-        taken
+        taken > 0
     }
 
     /// Claims lanes until the hand holds so many, or so many messages. The answer is whether there was any.

@@ -1,33 +1,34 @@
 //! Streams: the short way from ingress to the handler, for a worker that has a dispatcher to itself.
 //!
-//! When there is no lane at all (nothing is in flight, waiting, deferred or parked) and one worker serves the dispatcher, it may take the
-//! next messages straight from the inbox and run them one after the other, whatever their keys. That is the order of acceptance, so it is in order per key;
-//! and it is one worker, so it is one at a time. No lane is made for a message that would leave it a moment later: half of the work of a
-//! small message.
+//! Where one worker serves a dispatcher, it may take the next messages straight from the inbox and run them one after the other, whatever their keys,
+//! leaving out those whose keys have lanes. That is the order of acceptance, so it is in order per key; and it is one worker, so it is one at a time. No
+//! lane is made for a message that would leave it a moment later: most of the work of a small message.
 //!
 //! What keeps it honest:
 //!
-//! - While a stream is out, nobody claims a lane here: any lane may have a message in it. (Somebody else can be here only after a live change.) And no lane moves
-//!   to another dispatcher: a change bars streams and waits for the one that is out.
-//! - A message that fails becomes the head of a lane of its own, as if it had been claimed from there. What the stream had not run goes to the
-//!   front of the lanes of its keys. With lanes in the table there are no streams, until all of them have gone again.
-//! - A hot key gives way after `batch_max` messages here as elsewhere. [`Heat`] counts the messages of each key (of each 4,096th part of all keys)
-//!   since the inbox was filled; when one has had its share, the rest of the inbox is admitted to lanes, which take turns.
+//! - A key that has a lane (a message of it waits, is deferred or parked) gets its next messages there, behind the others.
+//! - While a stream is out, nobody claims a lane here: any lane may have an older message in the stream. (Somebody else can be here only after a live change.)
+//!   And no lane moves to another dispatcher: a change bars streams and waits for the one that is out.
+//! - A message that fails becomes the head of the lane of its key, as if it had been claimed from there. What the stream had not run goes to the front of the
+//!   lanes of its keys.
+//! - A hot key gives way after `batch_max` messages here as elsewhere. A stream is twice as long, and [`Heat`] counts the messages of each key in
+//!   it (of each 1,024th part of all keys); when one has had its share, the rest of it goes to its lane, and the stream goes on with the others. After a
+//!   stream the lanes have a turn.
 
 use super::{Ending, Lanes, Settled, State, Turn};
 use crate::message::Item;
 
-/// How many counters there are: two bytes each, so they fit into a quarter of the first cache.
-const PLACES: usize = 4_096;
+/// How many counters there are. Streams are a few hundred messages long, so keys rarely share one, and it costs nothing but a turn in a lane if they do.
+const PLACES: usize = 1_024;
 
-/// Counts the messages per key, roughly, since the inbox was filled.
+/// Counts the messages per key, roughly, in one stream.
 #[derive(Debug)]
 pub(crate) struct Heat {
     /// Empty until it is first needed.
     counts: Vec<u16>,
     /// A key may have this many.
     share: u16,
-    /// Whether the inbox is so full that a key could have more.
+    /// Whether there are so many that a key could have more.
     watching: bool,
 }
 
@@ -36,16 +37,18 @@ impl Heat {
         Heat { counts: Vec::new(), share: batch_max.min(usize::from(u16::MAX)) as u16, watching: false }
     }
 
-    /// The inbox has been filled with so many.
-    pub(crate) fn begin(&mut self, messages: usize) {
+    /// A stream begins, with so many messages to choose from. Says how long it may be.
+    pub(super) fn begin(&mut self, messages: usize) -> usize {
         self.watching = messages > usize::from(self.share);
         if self.watching {
             self.counts.clear();
             self.counts.resize(PLACES, 0);
         }
+        2 * usize::from(self.share)
     }
 
     /// Counts one more, and says whether that is more than its share.
+    #[inline]
     pub(super) fn rises(&mut self, fingerprint: u64) -> bool {
         if !self.watching {
             return false;
@@ -59,9 +62,14 @@ impl Heat {
 }
 
 impl<K, M> Lanes<K, M> {
-    /// Whether a stream may begin: nothing is here, and nothing forbids it.
+    /// Whether a stream may begin.
     pub(crate) fn may_stream(&self) -> bool {
-        self.table.is_empty() && self.streaming == 0 && !self.paused && self.pace.is_none() && !self.waiting.by_age()
+        self.streaming == 0 && !self.paused && self.pace.is_none() && !self.waiting.by_age()
+    }
+
+    /// Whether messages of this key have to go to a lane, because there is one.
+    pub(super) fn has_lane(&self, fingerprint: u64) -> bool {
+        !self.table.is_empty() && self.table.contains_key(&fingerprint)
     }
 
     pub(crate) fn is_streaming(&self) -> bool {
@@ -69,7 +77,7 @@ impl<K, M> Lanes<K, M> {
     }
 
     /// A worker has taken so many messages from the inbox.
-    pub(crate) fn begin_stream(&mut self, messages: usize) {
+    pub(super) fn begin_stream(&mut self, messages: usize) {
         self.streaming = messages;
         self.taken += messages;
     }

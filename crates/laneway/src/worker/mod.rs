@@ -162,7 +162,10 @@ const SLOW: u64 = 50_000;
 /// How many lanes a worker that has a dispatcher to itself claims at once, and how many messages. Enough that the lock does not
 /// count, few enough that they stay in the cache. Measured: 64 to 512 lanes are alike.
 const HAND_LANES: usize = 128;
-const HAND_MESSAGES: usize = 256;
+const HAND_MESSAGES: usize = 512;
+
+/// A hand of quick messages with fewer than this is hardly worth the locks that it cost.
+const LITTLE: u64 = 16;
 
 /// While messages are quick, one in this many is timed.
 const TIMED_ONE_IN: u32 = 64;
@@ -304,6 +307,8 @@ pub(crate) struct Worker<K, M> {
     /// Failed cycles in a row.
     pub(crate) failures: u32,
     full_turns: bool,
+    /// Whether the last hand was hardly worth its locks.
+    pub(crate) ran_little: bool,
     /// Messages that had been released when the current turn began.
     released_before: u64,
     /// What to tell the mappings once a hand is settled.
@@ -329,6 +334,7 @@ where
             tempo: Tempo::new(),
             failures: 0,
             full_turns,
+            ran_little: false,
             released_before: 0,
             released_turns: Vec::new(),
         }
@@ -456,7 +462,9 @@ where
             return true;
         }
         let place = self.serving.take().expect("a turn in hand");
+        self.ran_little = self.hand.is_stream() && self.tally.started < LITTLE;
         let stays = self.row.len() == 1
+            && !self.ran_little
             && !self.seat.dismissed.load(Ordering::Acquire)
             && self.seat.version.load(Ordering::Acquire) == self.version;
         let wants = stays.then(|| self.wants(&self.row[place]));

@@ -16,12 +16,18 @@ const LOOKS_BEFORE_SLEEP: u32 = 2_000;
 /// are as long as a lock is held.
 const PAUSES: u32 = 6;
 
+/// Pauses of the processor in a breath: about a microsecond.
+const BREATH: u32 = 40;
+
 /// The whole life of a worker thread.
 pub(crate) fn work<K: Clone, M>(mut worker: Worker<K, M>, handler: Arc<dyn RunTurn<K, M>>) {
     let strategy = worker.shared.settings.wait;
     loop {
         match worker.look() {
-            Look::Turn => run_turns(&mut worker, &*handler),
+            Look::Turn => {
+                run_turns(&mut worker, &*handler);
+                take_breath(&worker);
+            }
             Look::Nothing => rest(&mut worker, strategy),
             Look::Contended => back_off(&mut worker),
             Look::Leave => return,
@@ -35,6 +41,14 @@ fn run_turns<K: Clone, M>(worker: &mut Worker<K, M>, handler: &dyn RunTurn<K, M>
         if !worker.settle(ending) {
             return;
         }
+    }
+}
+
+/// A worker that is quicker than the submitters would take each message as it comes, and both would spend their time on handing the ingress
+/// lock to each other. So after a small hand of quick messages it pauses for about a microsecond, in which a few more come.
+fn take_breath<K: Clone, M>(worker: &Worker<K, M>) {
+    if worker.ran_little && !worker.tempo.is_slow() {
+        (0..BREATH).for_each(|_| std::hint::spin_loop());
     }
 }
 

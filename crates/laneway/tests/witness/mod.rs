@@ -122,7 +122,10 @@ impl<K: Hash + Eq + Clone + Debug> Witness<K> {
 
     /// How many messages are done in all.
     pub(crate) fn total(&self) -> u64 {
-        self.shards.iter().flat_map(|shard| lock(shard).values().map(|record| record.done).collect::<Vec<_>>()).sum()
+        self.shards
+            .iter()
+            .flat_map(|shard| lock(shard).values().map(|record| record.done).collect::<Vec<_>>())
+            .sum()
     }
 
     /// Fails unless every one of these keys has had exactly so many messages, no other key has had any, nobody is still at one, and nothing
@@ -285,7 +288,10 @@ impl<T: Clone + Debug> Log<T> {
 
 /// Submits these messages one by one; all of them must be accepted.
 #[track_caller]
-pub(crate) fn send<K: Hash, M, T: Into<Message<K, M>>>(to: &Handle<K, M>, messages: impl IntoIterator<Item = T>) {
+pub(crate) fn send<K: Hash, M, T: Into<Message<K, M>>>(
+    to: &Handle<K, M>,
+    messages: impl IntoIterator<Item = T>,
+) {
     for message in messages {
         let admission = to.submit(message).unwrap_or_else(|refused| panic!("{refused}"));
         assert_eq!(admission, Admission::Accepted);
@@ -304,7 +310,11 @@ pub(crate) fn eventually(what: &str, mut reached: impl FnMut() -> bool) {
 
 /// Runs something that must come back, on a thread of its own, and fails if it does not.
 #[track_caller]
-pub(crate) fn within<R: Send + 'static>(limit: Duration, what: &str, run: impl FnOnce() -> R + Send + 'static) -> R {
+pub(crate) fn within<R: Send + 'static>(
+    limit: Duration,
+    what: &str,
+    run: impl FnOnce() -> R + Send + 'static,
+) -> R {
     let (done, result) = std::sync::mpsc::channel();
     std::thread::spawn(move || done.send(run()));
     result.recv_timeout(limit).unwrap_or_else(|_| panic!("not within {limit:?}: {what}"))
