@@ -351,9 +351,11 @@ impl Appetite {
     }
 }
 
-/// The bound on the whole engine. Only there when it can be reached before those of the dispatchers are.
+/// The bound on the whole engine. Counted only when it can be reached before those of the dispatchers are.
 #[derive(Debug)]
 pub(crate) struct EngineBound {
+    /// Not zero once it is counted. Raised before the first message, or under all locks when a dispatcher is added; never lowered.
+    counting: AtomicUsize,
     pub(crate) capacity: u64,
     /// On top of it, for control messages only.
     pub(crate) reserve: u64,
@@ -365,12 +367,25 @@ pub(crate) struct EngineBound {
 impl EngineBound {
     pub(crate) fn new(capacity: usize, reserve: usize) -> Self {
         EngineBound {
+            counting: AtomicUsize::new(0),
             capacity: capacity as u64,
             reserve: reserve as u64,
             accepted: Padded(AtomicU64::new(0)),
             released: Padded(AtomicU64::new(0)),
             room: Arc::new(Room::new()),
         }
+    }
+
+    /// Whether places have to be taken and given back.
+    #[inline]
+    pub(crate) fn is_counting(&self) -> bool {
+        self.counting.load(Ordering::Acquire) > 0
+    }
+
+    /// Counts from now on, with so many messages outstanding already.
+    pub(crate) fn count_from(&self, outstanding: u64) {
+        self.accepted.fetch_add(outstanding, Ordering::AcqRel);
+        self.counting.store(1, Ordering::Release);
     }
 
     /// Takes a place. A place is taken only when there is one, so nobody is refused for the sake of someone who is refused as well.
@@ -389,8 +404,10 @@ impl EngineBound {
         }
     }
 
+    /// Gives places back, if they are counted. Called under the lanes lock under which the messages have left, so that none is
+    /// missed or given back twice when the counting begins.
     pub(crate) fn release(&self, places: u64) {
-        if places > 0 {
+        if places > 0 && self.is_counting() {
             let released = self.released.fetch_add(places, Ordering::AcqRel) + places;
             self.room.made(released);
         }

@@ -269,7 +269,8 @@ where
         R: Future + Send + 'static,
         R::Output: Into<Outcome>,
     {
-        self.handler = Some(HandlerKind::Async(Arc::new(crate::worker::slot::AsyncClosure(Arc::new(handler)))));
+        self.handler =
+            Some(HandlerKind::Async(Arc::new(crate::worker::slot::AsyncClosure(Arc::new(handler)))));
         self
     }
 
@@ -380,7 +381,10 @@ where
         let seats: Vec<_> = seats.collect();
         // A bound that the dispatchers' own cannot reach need not be counted.
         let reachable = capacity.saturating_mul(dispatchers.len()) > self.ingress_capacity;
-        let engine_bound = reachable.then(|| EngineBound::new(self.ingress_capacity, self.control_reserve));
+        let engine_bound = EngineBound::new(self.ingress_capacity, self.control_reserve);
+        if reachable {
+            engine_bound.count_from(0);
+        }
         let remembers = self.flows.is_some() || topology.placement.looks_at() == LooksAt::Load;
         let mappings = remembers.then(|| Mappings::new(self.flows));
         let mut settings = self.settings;
@@ -407,7 +411,8 @@ where
 /// Tells each dispatcher how many workers serve it.
 pub(crate) fn count_servers<K, M>(dispatchers: &[Arc<Dispatcher<K, M>>], seats: &[Arc<Seat<K, M>>]) {
     for dispatcher in dispatchers {
-        let serves = |seat: &&Arc<Seat<K, M>>| seat.serves().iter().any(|served| Arc::ptr_eq(served, dispatcher));
+        let serves =
+            |seat: &&Arc<Seat<K, M>>| seat.serves().iter().any(|served| Arc::ptr_eq(served, dispatcher));
         let servers = seats.iter().filter(serves).count();
         dispatcher.servers.store(servers, std::sync::atomic::Ordering::Relaxed);
     }

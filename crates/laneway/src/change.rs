@@ -13,7 +13,7 @@ use std::{
 
 use crate::{
     builder::{Spawn, count_servers, start},
-    dispatcher::Dispatcher,
+    dispatcher::{Dispatcher, Locked},
     engine::{Handle, Layout, Shared},
     error::{BuildError, ChangeError, Problem},
     flows::LockedMappings,
@@ -122,7 +122,10 @@ where
     K: Hash + Clone + Send + Sync + 'static,
     M: Send + 'static,
 {
-    fn change(self: &Arc<Self>, edit: impl FnOnce(&mut Plan) -> Result<(), ChangeError>) -> Result<(), ChangeError> {
+    fn change(
+        self: &Arc<Self>,
+        edit: impl FnOnce(&mut Plan) -> Result<(), ChangeError>,
+    ) -> Result<(), ChangeError> {
         let _changes = lock(&self.changing);
         if self.closed.load(Ordering::Acquire) {
             return Err(ChangeError::Closed);
@@ -151,7 +154,8 @@ where
         self.move_lanes(old, &new);
         self.reseat(old, &new, &plan);
         for seat in fresh {
-            start(self, &seat).map_err(|problem| ChangeError::Invalid(BuildError { problems: vec![problem] }))?;
+            start(self, &seat)
+                .map_err(|problem| ChangeError::Invalid(BuildError { problems: vec![problem] }))?;
         }
         Ok(())
     }
@@ -161,7 +165,8 @@ where
         // In a simulation nobody else would take the steps that we wait for.
         let limit = if matches!(self.spawn, Spawn::Simulated) { Duration::ZERO } else { ARRIVAL };
         let deadline = Instant::now() + limit;
-        let at_rest = |dispatcher: &Arc<Dispatcher<K, M>>| dispatcher.arriving() == 0 && !dispatcher.is_streaming();
+        let at_rest =
+            |dispatcher: &Arc<Dispatcher<K, M>>| dispatcher.arriving() == 0 && !dispatcher.is_streaming();
         let arrived = || self.layout.load().dispatchers.iter().all(at_rest);
         if self.wait_until(deadline, arrived) { Ok(()) } else { Err(ChangeError::StillMoving(limit)) }
     }
@@ -194,7 +199,8 @@ where
         let mut past = old.past.clone();
         // Those that were removed by an earlier change and have nothing left are counted for good.
         retired.retain(|dispatcher| {
-            let spent = old.retired.iter().any(|known| Arc::ptr_eq(known, dispatcher)) && dispatcher.is_spent();
+            let spent =
+                old.retired.iter().any(|known| Arc::ptr_eq(known, dispatcher)) && dispatcher.is_spent();
             if spent {
                 past.add(&dispatcher.stats());
             }
@@ -210,9 +216,11 @@ where
             self.rehome_mappings(mappings, old, new);
         }
         // Index order: the old ones first, then those that are new. Nobody else ever holds two.
-        let mut locked: Vec<_> = old.dispatchers.iter().map(|dispatcher| dispatcher.lock_for_change()).collect();
+        let mut locked: Vec<_> =
+            old.dispatchers.iter().map(|dispatcher| dispatcher.lock_for_change()).collect();
         let added = new.dispatchers.iter().filter(|dispatcher| old.position(&dispatcher.name).is_none());
-        let mut added: Vec<_> = added.map(|dispatcher| (dispatcher.name.clone(), dispatcher.lock_for_change())).collect();
+        let mut added: Vec<_> =
+            added.map(|dispatcher| (dispatcher.name.clone(), dispatcher.lock_for_change())).collect();
         let mut parcels = Vec::new();
         for (place, dispatcher) in old.dispatchers.iter().enumerate() {
             let here = new.position(&dispatcher.name);
@@ -235,7 +243,29 @@ where
                 }
             }
         }
+        self.count_engine_bound(
+            old,
+            new,
+            locked.iter().chain(added.iter().map(|(_, dispatcher)| dispatcher)),
+        );
         self.layout.store(new.clone());
+    }
+
+    /// Begins to count against the engine's bound, if the dispatchers' own no longer keep it.
+    fn count_engine_bound<'a>(
+        &self,
+        old: &Layout<K, M>,
+        new: &Layout<K, M>,
+        locked: impl Iterator<Item = &'a Locked<'a, K, M>>,
+    ) where
+        K: 'a,
+        M: 'a,
+    {
+        let reachable = self.limits.capacity.saturating_mul(new.len() as u64);
+        if !self.engine_bound.is_counting() && reachable > self.engine_bound.capacity {
+            let retired: u64 = old.retired.iter().map(|dispatcher| dispatcher.outstanding()).sum();
+            self.engine_bound.count_from(retired + locked.map(Locked::outstanding).sum::<u64>());
+        }
     }
 
     /// Where the placement puts a lane in the new layout, as far as that can be told without its load.

@@ -19,7 +19,7 @@
 use std::{collections::VecDeque, sync::Arc, sync::atomic::Ordering};
 
 use crate::{
-    admission::{Bound, Dropped, Evicted, Ingress, Offer, Overflow, Room},
+    admission::{Bound, Dropped, EngineBound, Evicted, Ingress, Offer, Overflow, Room},
     clock::Clock,
     error::Refusal,
     explain::{Explanation, Reason},
@@ -119,6 +119,8 @@ pub(crate) struct Dispatcher<K, M> {
     /// How many workers serve it.
     pub(crate) servers: AtomicUsize,
     pub(crate) room: Arc<Room>,
+    /// Messages that a change of the topology has brought here, beyond the bound if need be.
+    moved_in: AtomicUsize,
     /// Mappings that point here; for least-loaded placement.
     pub(crate) mappings: AtomicUsize,
 }
@@ -189,6 +191,7 @@ impl<K, M> Dispatcher<K, M> {
             streams_barred: AtomicUsize::new(0),
             servers: AtomicUsize::new(0),
             room: Arc::new(Room::new()),
+            moved_in: AtomicUsize::new(0),
             mappings: AtomicUsize::new(0),
         }
     }
@@ -293,7 +296,12 @@ impl<K, M> Dispatcher<K, M> {
     }
 
     /// Pushes as many as there is room for, in order.
-    fn push_many(&self, ingress: &mut Ingress<K, M>, arrivals: &mut VecDeque<Item<K, M>>, clock: &Clock) -> usize {
+    fn push_many(
+        &self,
+        ingress: &mut Ingress<K, M>,
+        arrivals: &mut VecDeque<Item<K, M>>,
+        clock: &Clock,
+    ) -> usize {
         let all = arrivals.len();
         if ingress.accepted - ingress.released_seen + all as u64 <= self.limits.capacity {
             return self.push_all(ingress, arrivals, clock);
@@ -308,7 +316,12 @@ impl<K, M> Dispatcher<K, M> {
     }
 
     /// Pushes all of them: there is room.
-    fn push_all(&self, ingress: &mut Ingress<K, M>, arrivals: &mut VecDeque<Item<K, M>>, clock: &Clock) -> usize {
+    fn push_all(
+        &self,
+        ingress: &mut Ingress<K, M>,
+        arrivals: &mut VecDeque<Item<K, M>>,
+        clock: &Clock,
+    ) -> usize {
         let all = arrivals.len();
         let ordinary = |arrival: &Item<K, M>| arrival.message.priority == Priority::Normal;
         if !arrivals.iter().all(ordinary) {
@@ -445,6 +458,7 @@ impl<K, M> Dispatcher<K, M> {
         hand: &mut Hand<K, M>,
         tally: &Tally,
         next: Option<&Wants<K>>,
+        bound: &EngineBound,
         clock: &Clock,
     ) -> (Vec<Parcel<K, M>>, Found) {
         let mut wakes = Wakes::default();
@@ -455,6 +469,7 @@ impl<K, M> Dispatcher<K, M> {
         inner.released += tally.released();
         let released = inner.released;
         self.released.store(released, Ordering::Release);
+        bound.release(tally.released());
         if earlier_timer {
             let keeper = inner.timekeeper.take().map(|(keeper, _)| keeper);
             let keeper = keeper.or_else(|| self.take_sleeper(&mut inner));
@@ -463,7 +478,8 @@ impl<K, M> Dispatcher<K, M> {
         let found = match next {
             Some(wants) => self.claim_locked(&mut inner, wants, hand, clock, &mut wakes),
             None => {
-                if inner.lanes.has_ready() {
+                // This worker looks elsewhere first.
+                if inner.lanes.has_ready() || inner.is_unattended() {
                     wakes.add(self.take_sleeper(&mut inner));
                 }
                 Found::Nothing
@@ -722,7 +738,13 @@ impl<K, M> Dispatcher<K, M> {
         self.operate(|lanes, _, _| {
             let Some(standing) = lanes.standing(fingerprint) else {
                 let reason = if streaming { Reason::PerhapsRunning } else { Reason::Idle };
-                return Explanation { dispatcher: self.name.clone(), waiting: 0, in_flight: 0, aside: 0, reason };
+                return Explanation {
+                    dispatcher: self.name.clone(),
+                    waiting: 0,
+                    in_flight: 0,
+                    aside: 0,
+                    reason,
+                };
             };
             let note = standing.note;
             let reason = match standing.state {
@@ -798,15 +820,22 @@ impl<K, M> Dispatcher<K, M> {
         inner.lanes.audit()?;
         let held = inner.lanes.waiting_messages() + inner.lanes.taken_messages();
         let outstanding = (held + inner.inbox.len() + ingress.buffer.len()) as u64;
-        let released = inner.counted.done + inner.counted.failed + inner.counted.evicted.total() + ingress.drops.total();
+        let released =
+            inner.counted.done + inner.counted.failed + inner.counted.evicted.total() + ingress.drops.total();
         if inner.released != released {
             return Err(format!("{} released, but {released} are counted", inner.released));
         }
         if ingress.accepted != released + outstanding {
             let accepted = ingress.accepted;
-            return Err(format!("accepted {accepted} = {released} settled or dropped + {outstanding} outstanding"));
+            return Err(format!(
+                "accepted {accepted} = {released} settled or dropped + {outstanding} outstanding"
+            ));
         }
-        let open = !inner.stopped && !inner.lanes.paused;
+        let limit = self.limits.capacity + self.limits.reserve + self.moved_in.load(Ordering::Relaxed) as u64;
+        if outstanding > limit {
+            return Err(format!("{outstanding} outstanding, beyond {limit}"));
+        }
+        let open = !inner.stopped && !inner.lanes.paused && !inner.lanes.is_streaming();
         let pending = !inner.inbox.is_empty() || !ingress.buffer.is_empty();
         let due = inner.lanes.next_due().is_some_and(|due| due <= now);
         let ready = inner.lanes.has_ready() && inner.lanes.pace.is_none();
@@ -907,8 +936,14 @@ impl<K, M> Locked<'_, K, M> {
 
     pub(crate) fn receive(&mut self, parcel: Parcel<K, M>, clock: &Clock) {
         self.ingress.accepted += parcel.messages();
+        self.dispatcher.moved_in.fetch_add(parcel.messages() as usize, Ordering::Relaxed);
         self.note_accepted();
         self.inner.lanes.arrive(parcel, clock.now());
+    }
+
+    /// Messages that are here.
+    pub(crate) fn outstanding(&self) -> u64 {
+        self.ingress.accepted - self.inner.released
     }
 
     /// No submission will come here any more; those that still try have to place their message again.

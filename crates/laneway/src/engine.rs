@@ -20,8 +20,8 @@ use foldhash::quality::SeedableRandomState;
 use crate::{
     Builder,
     admission::{
-        Admission, Appetite, BatchReport, Bound, Cancel, Dropped, Drops, EngineBound, Evicted, Offer, Overflow, Refusals,
-        Room,
+        Admission, Appetite, BatchReport, Bound, Cancel, Dropped, Drops, EngineBound, Evicted, Offer,
+        Overflow, Refusals, Room,
     },
     clock::Clock,
     dispatcher::Dispatcher,
@@ -125,10 +125,10 @@ pub(crate) struct Shared<K, M> {
     pub(crate) looks_at: LooksAt,
     /// Whether that is plain hash placement.
     pub(crate) by_hash: bool,
-    /// Whether it is, nothing has to be remembered, and the engine as a whole has no bound to count against: then a submission is a push.
+    /// Whether it is, nothing has to be remembered, and the engine's own bound is not counted in the first layout: then a submission is a push.
     direct: bool,
     pub(crate) mappings: Option<Mappings>,
-    pub(crate) engine_bound: Option<EngineBound>,
+    pub(crate) engine_bound: EngineBound,
     appetite: Appetite,
     /// Whether a lane in flight must know its key, so that it can be placed again.
     pub(crate) needs_keys: bool,
@@ -178,7 +178,7 @@ impl<K, M> Shared<K, M> {
         placement: Box<dyn Placement<K>>,
         by_hash: bool,
         mappings: Option<Mappings>,
-        engine_bound: Option<EngineBound>,
+        engine_bound: EngineBound,
         limits: crate::dispatcher::Limits,
         spawn: crate::builder::Spawn<K, M>,
         hasher: SeedableRandomState,
@@ -193,7 +193,7 @@ impl<K, M> Shared<K, M> {
             placement,
             looks_at,
             by_hash,
-            direct: by_hash && mappings.is_none() && engine_bound.is_none(),
+            direct: by_hash && mappings.is_none() && !engine_bound.is_counting(),
             needs_keys: !by_hash && looks_at != LooksAt::Load,
             mappings,
             engine_bound,
@@ -218,13 +218,6 @@ impl<K, M> Shared<K, M> {
             && messages > 0
         {
             mappings.release(fingerprint, messages as u32, |dispatcher| self.unmapped(dispatcher));
-        }
-    }
-
-    /// These many messages have left: for the engine's bound.
-    pub(crate) fn release_places(&self, messages: u64) {
-        if let Some(bound) = &self.engine_bound {
-            bound.release(messages);
         }
     }
 
@@ -256,7 +249,11 @@ impl<K: Hash, M> Shared<K, M> {
     // ── submission ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     #[inline]
-    pub(crate) fn submit(&self, message: Message<K, M>, patience: Patience<'_>) -> Result<Admission, Refused<K, M>> {
+    pub(crate) fn submit(
+        &self,
+        message: Message<K, M>,
+        patience: Patience<'_>,
+    ) -> Result<Admission, Refused<K, M>> {
         let mut arrival = self.arrive(message);
         if self.direct {
             // The first layout, as long as it is the current one: the epoch in ingress knows. It saves the two writes of a guarded load.
@@ -313,7 +310,9 @@ impl<K: Hash, M> Shared<K, M> {
             let (place, placed) = match self.place(&layout, &arrival) {
                 Placing::At(place, placed) => (place, placed),
                 Placing::Stale => continue,
-                Placing::Nowhere => return Attempt::Ended(self.refuse(arrival, Refusal::NoSuchDispatcher, None)),
+                Placing::Nowhere => {
+                    return Attempt::Ended(self.refuse(arrival, Refusal::NoSuchDispatcher, None));
+                }
             };
             let dispatcher = &layout.dispatchers[place];
             let fingerprint = arrival.fingerprint;
@@ -345,7 +344,8 @@ impl<K: Hash, M> Shared<K, M> {
     fn place(&self, layout: &Layout<K, M>, arrival: &Item<K, M>) -> Placing {
         let fingerprint = arrival.fingerprint;
         let message = &arrival.message;
-        let choose = || self.placement.place(&message.key, fingerprint, layout).filter(|place| *place < layout.len());
+        let choose =
+            || self.placement.place(&message.key, fingerprint, layout).filter(|place| *place < layout.len());
         let Some(mappings) = &self.mappings else {
             return choose().map_or(Placing::Nowhere, |place| Placing::At(place, None));
         };
@@ -364,10 +364,16 @@ impl<K: Hash, M> Shared<K, M> {
     }
 
     /// Offers a message within the engine's bound, where there is one.
-    fn offer(&self, layout: &Layout<K, M>, dispatcher: &Dispatcher<K, M>, arrival: Item<K, M>) -> Offer<K, M> {
-        let Some(bound) = &self.engine_bound else {
+    fn offer(
+        &self,
+        layout: &Layout<K, M>,
+        dispatcher: &Dispatcher<K, M>,
+        arrival: Item<K, M>,
+    ) -> Offer<K, M> {
+        let bound = &self.engine_bound;
+        if !bound.is_counting() {
             return dispatcher.offer(arrival, layout.epoch, &self.clock);
-        };
+        }
         if !bound.reserve(arrival.message.kind) {
             if self.settings.engine_overflow != Overflow::DropOldest {
                 return Offer::Full(arrival, Bound::Engine);
@@ -448,17 +454,17 @@ impl<K: Hash, M> Shared<K, M> {
     }
 
     fn room<'a>(&'a self, bound: Bound, dispatcher: &'a Dispatcher<K, M>) -> &'a Arc<Room> {
-        match (bound, &self.engine_bound) {
-            (Bound::Engine, Some(engine)) => &engine.room,
+        match bound {
+            Bound::Engine => &self.engine_bound.room,
             _ => &dispatcher.room,
         }
     }
 
     /// How much has to be released before it is worth waking a submitter.
     fn mark(&self, bound: Bound, dispatcher: &Dispatcher<K, M>) -> u64 {
-        match (bound, &self.engine_bound) {
-            (Bound::Engine, Some(engine)) => engine.released() + 1,
-            (Bound::Dispatcher, _) => dispatcher.released() + self.appetite.places(),
+        match bound {
+            Bound::Engine => self.engine_bound.released() + 1,
+            Bound::Dispatcher => dispatcher.released() + self.appetite.places(),
             // Any message that leaves may be the one that makes room in this lane.
             _ => 0,
         }
@@ -500,7 +506,7 @@ impl<K: Hash, M> Shared<K, M> {
         let mut refused = ByFingerprint::default();
         let expected = messages.size_hint().0;
         let arrivals = messages.map(|message| self.arrive(message));
-        if !self.direct {
+        if !self.direct || self.engine_bound.is_counting() {
             for arrival in arrivals {
                 self.submit_next(arrival, &mut refused, &mut report);
             }
@@ -656,7 +662,10 @@ impl<K: Hash, M> Handle<K, M> {
 
     /// Submits many messages in order, much faster than one by one. Refusal keeps order: once a message of a key is refused, so are all later
     /// ones of that key in the batch.
-    pub fn submit_batch<T: Into<Message<K, M>>>(&self, messages: impl IntoIterator<Item = T>) -> BatchReport<K, M> {
+    pub fn submit_batch<T: Into<Message<K, M>>>(
+        &self,
+        messages: impl IntoIterator<Item = T>,
+    ) -> BatchReport<K, M> {
         self.shared.submit_batch(messages.into_iter().map(Into::into))
     }
 
@@ -693,12 +702,12 @@ impl<K: Hash, M> Handle<K, M> {
                 let item = lanes.skip_head(fingerprint)?;
                 counted.failed += 1;
                 *released += 1;
+                self.shared.engine_bound.release(1);
                 Some((fingerprint, item, attempts))
             })
         });
         let Some((fingerprint, item, attempts)) = skipped.flatten() else { return false };
         self.shared.unmap(fingerprint, 1);
-        self.shared.release_places(1);
         let failure = Failure { attempts, note: Some("skipped by an operator".to_owned()) };
         report_failure(self.shared.settings.on_fail.as_ref(), item.message, failure);
         self.shared.quiet.made_last();

@@ -156,7 +156,9 @@ pub enum Problem {
         error: String,
     },
     /// Async handlers need a runtime to run on.
-    #[error("an async handler needs a tokio runtime: build the engine inside one, or pass its handle to `runtime`")]
+    #[error(
+        "an async handler needs a tokio runtime: build the engine inside one, or pass its handle to `runtime`"
+    )]
     NoRuntime,
 }
 

@@ -101,7 +101,9 @@ impl<K: fmt::Debug> fmt::Display for Explanation<K> {
         let because = |note: &Option<String>| note.as_ref().map_or(String::new(), |note| format!(": {note}"));
         match &self.reason {
             Reason::Idle => write!(f, "nothing outstanding")?,
-            Reason::PerhapsRunning => write!(f, "nothing waiting; perhaps among the quick messages that are being run")?,
+            Reason::PerhapsRunning => {
+                write!(f, "nothing waiting; perhaps among the quick messages that are being run")?
+            }
             Reason::Running { since, worker } => write!(f, "running on worker {worker} for {since:?}")?,
             Reason::NoWorkerFree { holders, ready_lanes } => {
                 write!(f, "waiting for a free worker, {ready_lanes} lanes ready; busy with")?;
@@ -113,7 +115,11 @@ impl<K: fmt::Debug> fmt::Display for Explanation<K> {
                 }
             }
             Reason::Retry { after, attempts, note } => {
-                write!(f, "in retry for another {after:?} after {attempts} failed attempts{}", because(note))?;
+                write!(
+                    f,
+                    "in retry for another {after:?} after {attempts} failed attempts{}",
+                    because(note)
+                )?;
             }
             Reason::RateLimited { after } => write!(f, "rate limited for another {after:?}")?,
             Reason::Parked { since, note } => write!(f, "parked for {since:?}{}", because(note))?,

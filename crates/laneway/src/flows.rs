@@ -270,7 +270,8 @@ impl Shard {
     fn expect(&mut self, due: u64, fingerprint: u64, stamp: u64) {
         self.expiries.push_back(Expiry { due, fingerprint, stamp });
         if self.expiries.len() > 2 * self.mappings.len() + 64 {
-            let current = |note: &Expiry| self.mappings.get(&note.fingerprint).is_some_and(|m| m.stamp == note.stamp);
+            let current =
+                |note: &Expiry| self.mappings.get(&note.fingerprint).is_some_and(|m| m.stamp == note.stamp);
             self.expiries.retain(current);
         }
     }

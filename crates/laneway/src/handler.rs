@@ -341,18 +341,15 @@ impl<H> Batched<H> {
         let accepted = run.turn.items[0].accepted_at;
         let started = run.start_time(accepted);
         run.tally.started += run.turn.items.len() as u64;
-        // The batch borrows its messages, keys included, so the context gets a copy: one per call, not per message.
-        let (key, kind) = (run.turn.items[0].message.key.clone(), run.turn.items[0].message.kind);
-        let context = Context {
-            key: &key,
-            kind,
-            attempt: run.turn.attempts + 1,
-            dispatcher: run.around.dispatcher,
-            worker: run.around.worker,
-            note,
-        };
+        let (attempt, kind) = (run.turn.attempts + 1, run.turn.items[0].message.kind);
+        let (dispatcher, worker) = (run.around.dispatcher, run.around.worker);
         let mut batch = Batch { items: run.turn.items.make_contiguous(), completed: 0 };
-        let result = catch_unwind(AssertUnwindSafe(|| self.0.handle(&context, &mut batch)));
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            // The batch borrows its messages, keys included, so the context gets a copy: one per call, not per message.
+            let key = batch.items[0].message.key.clone();
+            let context = Context { key: &key, kind, attempt, dispatcher, worker, note };
+            self.0.handle(&context, &mut batch)
+        }));
         let (len, completed) = (batch.items.len(), batch.completed);
         run.time(accepted, started);
         match result {
@@ -362,7 +359,8 @@ impl<H> Batched<H> {
             Ok(outcome) => (completed, outcome),
             Err(panic) => {
                 run.tally.panics += 1;
-                let outcome = if completed == len { Outcome::Done } else { Outcome::Failed(panic_text(&*panic)) };
+                let outcome =
+                    if completed == len { Outcome::Done } else { Outcome::Failed(panic_text(&*panic)) };
                 (completed, outcome)
             }
         }
@@ -394,6 +392,7 @@ where
 
 /// What a panic said.
 pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    let text =
+        panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     format!("panicked: {}", text.unwrap_or("(not a text)"))
 }

@@ -42,11 +42,18 @@ impl Model {
     /// The engine that this builder describes.
     pub fn new(mut builder: Builder<u8, u8>) -> Self {
         assert_eq!(builder.problems(), []);
-        let Some(HandlerKind::Sync(handler)) = builder.handler.take() else { panic!("a model has a handler") };
+        let Some(HandlerKind::Sync(handler)) = builder.handler.take() else {
+            panic!("a model has a handler")
+        };
         let clock = Clock::Virtual(Arc::new(AtomicU64::new(0)));
         let hasher = SeedableRandomState::with_seed(0, SharedSeed::global_fixed());
         let shared = builder.assemble(clock, Spawn::Simulated, hasher);
-        Model { handle: Handle { shared }, handler, quick: false, stopped: Arc::new((Mutex::new(false), Condvar::new())) }
+        Model {
+            handle: Handle { shared },
+            handler,
+            quick: false,
+            stopped: Arc::new((Mutex::new(false), Condvar::new())),
+        }
     }
 
     /// The life of the worker of a seat. Between taking a turn and running it, it calls `with` with the keys of its messages: there a model may
@@ -115,7 +122,9 @@ impl Model {
         *lock(&self.stopped.0) = true;
         self.stopped.1.notify_all();
         let layout = shared.layout.load_full();
-        shared.wait_until(Instant::now() + LONG, || layout.seats.iter().all(|seat| seat.gone.load(Ordering::Acquire)));
+        shared.wait_until(Instant::now() + LONG, || {
+            layout.seats.iter().all(|seat| seat.gone.load(Ordering::Acquire))
+        });
         shared.give_back()
     }
 

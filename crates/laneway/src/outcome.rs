@@ -155,7 +155,8 @@ mod tests {
 
     #[test]
     fn the_last_attempt_is_decided_by_the_policy() {
-        let policy = RetryPolicy { max_attempts: 2, exhausted: Exhausted::ParkLane, ..RetryPolicy::default() };
+        let policy =
+            RetryPolicy { max_attempts: 2, exhausted: Exhausted::ParkLane, ..RetryPolicy::default() };
         let first = policy.after_failure(&Outcome::Retry, 1);
         assert_eq!(first, Decision::Defer { delay: Duration::from_millis(100), costs_attempt: true });
         assert_eq!(policy.after_failure(&Outcome::Retry, 2), Decision::ParkLane);

@@ -26,14 +26,14 @@ impl<K, M> Shared<K, M> {
         for dispatcher in &self.layout.load().dispatchers {
             dispatcher.close();
         }
-        if let Some(bound) = &self.engine_bound {
-            bound.room.announce();
-        }
+        self.engine_bound.room.announce();
     }
 
     /// Waits until nothing will happen any more without somebody's doing. False if that has not come by the deadline.
     pub(crate) fn wait_quiet(&self, deadline: Instant) -> bool {
-        self.wait_until(deadline, || self.layout.load().dispatchers.iter().all(|dispatcher| dispatcher.is_quiet()))
+        self.wait_until(deadline, || {
+            self.layout.load().dispatchers.iter().all(|dispatcher| dispatcher.is_quiet())
+        })
     }
 
     /// Step 3: no more turns; those that run give way.

@@ -59,7 +59,10 @@ impl fmt::Display for Account {
 
 /// A distribution of times, from the messages that were timed (see `latency_sampling`).
 #[derive(Clone)]
-pub struct Latency(Histogram<u64>);
+pub struct Latency(
+    /// Made when the first message is timed: an engine whose messages are not timed does not pay for it.
+    Option<Histogram<u64>>,
+);
 
 impl fmt::Debug for Latency {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -70,21 +73,28 @@ impl fmt::Debug for Latency {
 
 impl Latency {
     pub(crate) fn new() -> Self {
-        // From 100 ns to an hour at two digits: the precision of what is looked at, in a few kilobytes.
-        Latency(Histogram::new_with_bounds(100, 3_600_000_000_000, 2).expect("valid bounds"))
+        Latency(None)
+    }
+
+    fn histogram(&mut self) -> &mut Histogram<u64> {
+        // From 100 ns to an hour at two digits: the precision of what is looked at, in some thirty kilobytes.
+        let new = || Histogram::new_with_bounds(100, 3_600_000_000_000, 2).expect("valid bounds");
+        self.0.get_or_insert_with(new)
     }
 
     pub(crate) fn record(&mut self, nanos: u64) {
-        self.0.saturating_record(nanos);
+        self.histogram().saturating_record(nanos);
     }
 
     pub(crate) fn add(&mut self, other: &Latency) {
-        self.0.add(&other.0).expect("same bounds");
+        if let Some(other) = &other.0 {
+            self.histogram().add(other).expect("same bounds");
+        }
     }
 
     /// The time below which this share of the messages was. 0.99 is the 99th percentile.
     pub fn quantile(&self, share: f64) -> Duration {
-        Duration::from_nanos(self.0.value_at_quantile(share))
+        Duration::from_nanos(self.0.as_ref().map_or(0, |histogram| histogram.value_at_quantile(share)))
     }
 
     /// The median.
@@ -104,12 +114,12 @@ impl Latency {
 
     /// The longest.
     pub fn max(&self) -> Duration {
-        Duration::from_nanos(self.0.max())
+        Duration::from_nanos(self.0.as_ref().map_or(0, Histogram::max))
     }
 
     /// How many messages were timed.
     pub fn samples(&self) -> u64 {
-        self.0.len()
+        self.0.as_ref().map_or(0, Histogram::len)
     }
 }
 
@@ -352,7 +362,8 @@ impl Snapshot {
     /// Messages per second, per worker, since an earlier snapshot. A worker that is new since then counts from zero.
     pub fn rates_since(&self, earlier: &Snapshot) -> Vec<(String, f64)> {
         let seconds = (self.at.saturating_sub(earlier.at)).as_secs_f64().max(f64::EPSILON);
-        let before = |name: &str| earlier.workers.iter().find(|worker| worker.name == name).map_or(0, |w| w.handled);
+        let before =
+            |name: &str| earlier.workers.iter().find(|worker| worker.name == name).map_or(0, |w| w.handled);
         let rate = |worker: &WorkerStats| (worker.handled - before(&worker.name)) as f64 / seconds;
         self.workers.iter().map(|worker| (worker.name.clone(), rate(worker))).collect()
     }

@@ -5,14 +5,10 @@
 //! and [`lock`] steps over it.
 
 #[cfg(loom)]
-pub(crate) use loom::{
-    sync::{
-        Condvar, Mutex, MutexGuard,
-        atomic::{AtomicU64, AtomicUsize},
-    },
+pub(crate) use loom::sync::{
+    Condvar, Mutex, MutexGuard,
+    atomic::{AtomicU64, AtomicUsize},
 };
-#[cfg(loom)]
-pub(crate) use token::{Thread, current, park};
 #[cfg(not(loom))]
 pub(crate) use std::{
     sync::{
@@ -21,6 +17,8 @@ pub(crate) use std::{
     },
     thread::{Thread, current, park},
 };
+#[cfg(loom)]
+pub(crate) use token::{Thread, current, park};
 
 use std::{sync::PoisonError, time::Duration};
 

@@ -15,11 +15,14 @@
 
 #![cfg(loom)]
 
-use std::sync::{Arc, Mutex as StdMutex, atomic::{AtomicUsize, Ordering::SeqCst}};
+use std::sync::{
+    Arc, Mutex as StdMutex,
+    atomic::{AtomicUsize, Ordering::SeqCst},
+};
 
 use laneway::{
-    Admission, Among, Bound, Builder, Engine, Flows, LooksAt, Message, Overflow, Placement, Refusal, Topology,
-    model::Model,
+    Admission, Among, Bound, Builder, Engine, Flows, LooksAt, Message, Overflow, Placement, Refusal,
+    Topology, model::Model,
 };
 use loom::{
     sync::{Condvar, Mutex, atomic::AtomicBool},
@@ -180,7 +183,8 @@ fn two_workers_take_two_keys_at_once_and_each_in_order() {
 fn a_wake_up_at_another_dispatcher_is_handed_on() {
     check(|| {
         let (witness, meeting) = (Witness::new(), Meeting::new());
-        let topology = Topology::assigned([["a", "b"], ["b", "a"]], |key: &u8| if *key == A { "a" } else { "b" });
+        let topology =
+            Topology::assigned([["a", "b"], ["b", "a"]], |key: &u8| if *key == A { "a" } else { "b" });
         let model = Model::new(engine(&witness, topology));
         let workers = [0, 1].map(|seat| {
             let meeting = meeting.clone();
@@ -211,7 +215,8 @@ fn a_blocked_submitter_does_not_sleep_beside_room() {
 fn a_submitter_blocked_by_the_engine_does_not_sleep_beside_room() {
     check(|| {
         let witness = Witness::new();
-        let model = Model::new(engine(&witness, Topology::pool(1)).worker_queue_capacity(2).ingress_capacity(1));
+        let model =
+            Model::new(engine(&witness, Topology::pool(1)).worker_queue_capacity(2).ingress_capacity(1));
         let worker = hire(&model, 0, &witness, |_| ());
         (1..=3).for_each(|body| accept(&model, (A, body)));
         drain(&model, [worker]);

@@ -353,10 +353,16 @@ fn no_hostage(topology: Topology<u64>, warm_up: u64) {
     // Handlers that were fast so far make turns long: that must not make them greedy across keys.
     send(&engine, (0..warm_up).flat_map(|number| (0..keys).map(move |key| (key, number))));
     assert!(engine.wait_quiet(DEADLINE));
-    let messages = (0..10).flat_map(|number| (0..keys).map(move |key| (key, warm_up + number)));
-    engine.submit((slow, 0)).unwrap();
-    engine.submit_batch(messages);
-    engine.submit((slow, 1)).unwrap();
+    let messages = |numbers: std::ops::Range<u64>| {
+        numbers.flat_map(move |number| (0..keys).map(move |key| (key, warm_up + number)))
+    };
+    // In the middle of many others, all of which are there before anybody starts: whoever takes several lanes at once takes the slow one with them.
+    let dispatchers: Vec<String> = engine.snapshot().dispatchers.into_iter().map(|d| d.name).collect();
+    dispatchers.iter().for_each(|name| assert!(engine.pause(name)));
+    engine.submit_batch(messages(0..5));
+    send(&engine, [(slow, 0), (slow, 1)]);
+    engine.submit_batch(messages(5..10));
+    dispatchers.iter().for_each(|name| assert!(engine.unpause(name)));
     gate.wait_arrived(1);
     witness::eventually("all others are done", || witness.total() == keys * (warm_up + 10));
     assert_eq!(gate.arrived(), 1, "the successor of the slow message waits for it, and only that");

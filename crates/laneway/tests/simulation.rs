@@ -1,12 +1,12 @@
 //! The engine under every interleaving that a seed can name.
 //!
 //! A scenario is drawn from a seed: a topology, bounds and policies, a retry policy, producers with their keys, faults, and operators who park, resume, skip,
-//! pause, explain, and add and remove dispatchers and workers while all of it runs. The simulator takes one step at a time and
-//! checks after each what must always be true (the account, the bounds, the structure of the lanes, one pair of hands per key, nobody asleep
-//! beside work). The handler checks the order: what it gets of a key must be exactly what was accepted of it, without a gap, except for what was dropped, skipped or set
-//! aside, which it is told of. At the end everything accepted must be accounted for, message by message.
+//! pause, explain, submit batches, and add and remove dispatchers and workers while all of it runs; some end with a shutdown in the middle. The simulator
+//! takes one step at a time and checks after each what must always be true (the account, the bounds, the structure of the lanes, one pair of hands per key,
+//! nobody asleep beside work). The handler's ledger checks the order of each key. At the end everything that was accepted must be accounted for,
+//! message by message: done, failed, dropped or given back, each exactly once, so that a gap in what was handled is always one that somebody was told of.
 //!
-//! `LANEWAY_SIM_SEED` runs one seed and says what it did; `LANEWAY_SIM_SCHEDULES` says how many to run.
+//! `LANEWAY_SIM_SEED` says which seed to begin with, and what it did if it is the only one; `LANEWAY_SIM_SCHEDULES` says how many to run.
 
 use std::{
     cell::RefCell,
@@ -17,7 +17,8 @@ use std::{
 };
 
 use laneway::{
-    Bound, Engine, Exhausted, Flows, Handle, Kind, Message, Outcome, Overflow, Priority, RetryPolicy, Topology,
+    Account, Bound, Engine, Exhausted, Flows, Handle, Kind, Message, Outcome, Overflow, Priority,
+    RetryPolicy, Topology,
     sim::{Faults, Rng, Sim},
 };
 
@@ -31,6 +32,8 @@ struct Body {
 /// What has become of every message.
 #[derive(Debug, Default)]
 struct Ledger {
+    /// What producers and operators were told was accepted, by key: from this everything else must follow.
+    accepted: BTreeSet<Body>,
     done: BTreeSet<Body>,
     failed: BTreeSet<Body>,
     dropped: BTreeSet<Body>,
@@ -69,14 +72,25 @@ fn topology(random: &mut Rng) -> Topology<u8> {
         0 => Topology::per_worker(random.usize(1..4)),
         1 => Topology::partitioned(1 << random.u32(0..3), random.usize(1..3)),
         2 => Topology::pool(random.usize(1..5)),
-        3 => Topology::assigned([vec!["a", "b"], vec!["a"], vec!["b"]], |key: &u8| if *key % 2 == 0 { "a" } else { "b" }),
+        3 => {
+            Topology::assigned(
+                [vec!["a", "b"], vec!["a"], vec!["b"]],
+                |key: &u8| if *key % 2 == 0 { "a" } else { "b" },
+            )
+        }
         4 => Topology::builder()
             .dispatcher("x")
             .dispatcher_paced("y", 1_000.0)
             .worker("w0", ["x", "y"])
             .worker("w1", ["y", "x"])
             .build(),
-        _ => Topology::builder().dispatcher("x").dispatcher("y").dispatcher("z").worker("w0", ["x", "y", "z"]).worker("w1", ["z"]).build(),
+        _ => Topology::builder()
+            .dispatcher("x")
+            .dispatcher("y")
+            .dispatcher("z")
+            .worker("w0", ["x", "y", "z"])
+            .worker("w1", ["z"])
+            .build(),
     }
 }
 
@@ -135,19 +149,24 @@ impl Scenario {
             .worker_queue_capacity(random.usize(1..20))
             .control_reserve(random.usize(0..4))
             .batch_max(random.usize(1..6))
+            .latency_sampling(0)
             .retry(retry)
             .overflow(overflow(&mut random));
         if random.bool() {
-            builder = builder.ingress_capacity(random.usize(1..24)).overflow_at(Bound::Engine, overflow(&mut random));
+            builder = builder
+                .ingress_capacity(random.usize(1..24))
+                .overflow_at(Bound::Engine, overflow(&mut random));
         }
         if random.u8(0..3) == 0 {
-            builder = builder.lane_capacity(random.usize(1..5)).overflow_at(Bound::Lane, overflow(&mut random));
+            builder =
+                builder.lane_capacity(random.usize(1..5)).overflow_at(Bound::Lane, overflow(&mut random));
         }
         if random.u8(0..5) == 0 {
             builder = builder.lanes_max(random.usize(1..4)).overflow_at(Bound::Lanes, Overflow::Reject);
         }
         if random.bool() {
-            builder = builder.flows(Flows { time_to_live: Duration::from_millis(random.u64(1..50)), max: 1_000 });
+            builder =
+                builder.flows(Flows { time_to_live: Duration::from_millis(random.u64(1..50)), max: 1_000 });
         }
         let (on_drop, on_fail, on_message) = (ledger.clone(), ledger.clone(), ledger.clone());
         let dice = Mutex::new(random.fork());
@@ -176,7 +195,7 @@ impl Scenario {
     fn people(sim: &mut Sim<u8, Body>, random: &mut Rng, ledger: &Arc<Mutex<Ledger>>) -> u32 {
         let mut submitted = 0;
         for producer in 0..random.u8(1..4) {
-            let (mut sequences, mut dice) = (BTreeMap::new(), random.fork());
+            let (mut sequences, mut dice, offered) = (BTreeMap::new(), random.fork(), ledger.clone());
             let count = random.u32(1..25);
             submitted += count;
             sim.produce((0..count).map(move |_| {
@@ -184,12 +203,15 @@ impl Scenario {
                 let sequence = sequences.entry(key).or_insert(0_u32);
                 *sequence += 1;
                 let body = Body { key, sequence: *sequence };
+                offered.lock().unwrap().accepted.insert(body);
                 let message = match dice.u8(0..8) {
                     0 => Message::start(key, body),
                     1 => Message::finish(key, body),
                     _ => Message::new(key, body),
                 };
-                message.priority([Priority::Low, Priority::Normal, Priority::High, Priority::Urgent][dice.usize(0..4)])
+                message.priority(
+                    [Priority::Low, Priority::Normal, Priority::High, Priority::Urgent][dice.usize(0..4)],
+                )
             }));
         }
         for _ in 0..random.u8(0..12) {
@@ -212,7 +234,8 @@ impl Scenario {
 /// One thing that an operator does.
 fn operate(handle: &Handle<u8, Body>, dice: &mut Rng, ledger: &Mutex<Ledger>) {
     let key = dice.u8(0..24);
-    let names: Vec<String> = handle.snapshot().dispatchers.into_iter().map(|dispatcher| dispatcher.name).collect();
+    let names: Vec<String> =
+        handle.snapshot().dispatchers.into_iter().map(|dispatcher| dispatcher.name).collect();
     let workers: Vec<String> = handle.snapshot().workers.into_iter().map(|worker| worker.name).collect();
     let name = &names[dice.usize(0..names.len())];
     let worker = &workers[dice.usize(0..workers.len())];
@@ -231,14 +254,31 @@ fn operate(handle: &Handle<u8, Body>, dice: &mut Rng, ledger: &Mutex<Ledger>) {
             handle.lanes_by_depth(3);
         }
         _ => {
-            let mut ledger = ledger.lock().unwrap();
-            ledger.operators += 1;
-            let body = Body { key: 200 + key, sequence: ledger.operators };
-            // The handler and the callbacks run on other steps; `on_drop` runs within this one.
-            drop(ledger);
-            drop(handle.try_submit((200 + key, body)));
+            let batch = submit_batch(handle, 200 + key, dice.u32(1..5), ledger);
+            assert!(batch.is_sorted(), "refusal keeps order: {batch:?}");
         }
     }
+}
+
+/// Submits a batch of one key, and says of each whether it was refused. Once one is, all that follow are.
+fn submit_batch(handle: &Handle<u8, Body>, key: u8, count: u32, ledger: &Mutex<Ledger>) -> Vec<bool> {
+    let mut bodies = Vec::new();
+    for _ in 0..count {
+        let mut ledger = ledger.lock().unwrap();
+        ledger.operators += 1;
+        bodies.push(Body { key, sequence: ledger.operators });
+    }
+    ledger.lock().unwrap().accepted.extend(&bodies);
+    let mut answers = Vec::new();
+    for body in bodies {
+        // One at a time and never waiting: nobody else would take a step meanwhile.
+        let refused = answers.last() == Some(&true) || handle.try_submit((key, body)).is_err();
+        if refused {
+            ledger.lock().unwrap().accepted.remove(&body);
+        }
+        answers.push(refused);
+    }
+    answers
 }
 
 fn release_all(handle: &Handle<u8, Body>) {
@@ -256,7 +296,11 @@ const STEPS_MAX: u64 = 50_000;
 /// Runs one seed and says what was wrong, if anything.
 fn run(seed: u64, talk: bool) -> Result<(), String> {
     let Scenario { mut sim, ledger, submitted } = Scenario::new(seed);
+    let cut_short = (seed % 5 == 0).then_some(seed % 97 * 3);
     while sim.step().map_err(|violation| violation.to_string())? {
+        if cut_short == Some(sim.steps()) {
+            return end_early(sim, &ledger, seed);
+        }
         if sim.steps() > STEPS_MAX {
             let snapshot = sim.handle().snapshot();
             return Err(format!("no end after {STEPS_MAX} steps at {:?}: {snapshot:#?}", sim.now()));
@@ -266,29 +310,96 @@ fn run(seed: u64, talk: bool) -> Result<(), String> {
     let account = snapshot.account;
     let refused = sim.refused().len() as u64;
     if talk {
-        println!("seed {seed}: {} steps, {:?}, {account}, {refused} refused of {submitted}", sim.steps(), sim.now());
+        println!(
+            "seed {seed}: {} steps, {:?}, {account}, {refused} refused of {submitted}",
+            sim.steps(),
+            sim.now()
+        );
     }
-    let ledger = ledger.lock().unwrap();
-    if let Some(wrong) = &ledger.wrong {
-        return Err(wrong.clone());
+    let refusals: Vec<Body> = sim.refused().iter().chain(sim.held()).map(|message| message.body).collect();
+    let mut ledger = ledger.lock().unwrap();
+    ledger.accepted.retain(|body| !refusals.contains(body));
+    ledger.check(&account, &[])
+}
+
+impl Ledger {
+    /// Every message that was accepted has come to exactly one end, and the account knows of each.
+    fn check(&self, account: &Account, returned: &[Body]) -> Result<(), String> {
+        if let Some(wrong) = &self.wrong {
+            return Err(wrong.clone());
+        }
+        let expect = |what: &str, counted: usize, noted: u64| match counted as u64 == noted {
+            true => Ok(()),
+            false => Err(format!("{counted} {what}, but the account says {noted}: {account}")),
+        };
+        expect("accepted", self.accepted.len(), account.accepted)?;
+        expect("done", self.done.len(), account.done)?;
+        expect("failed", self.failed.len(), account.failed)?;
+        expect("dropped", self.dropped.len(), account.dropped)?;
+        if !account.balances() {
+            return Err(format!("the account does not balance: {account}"));
+        }
+        let ends = self.done.iter().chain(&self.failed).chain(&self.dropped).chain(returned);
+        let (mut ended, mut count) = (BTreeSet::new(), 0);
+        ends.for_each(|body| {
+            ended.insert(*body);
+            count += 1;
+        });
+        expect("ends, each of another message", ended.len(), count)?;
+        let outstanding: Vec<_> = self.accepted.difference(&ended).collect();
+        let strangers: Vec<_> = ended.difference(&self.accepted).collect();
+        expect(
+            &format!("without an end {outstanding:?}"),
+            outstanding.len(),
+            account.outstanding - returned.len() as u64,
+        )?;
+        if strangers.is_empty() { Ok(()) } else { Err(format!("ended, but never accepted: {strangers:?}")) }
     }
-    let expect = |what: &str, counted: usize, noted: u64| match counted as u64 == noted {
-        true => Ok(()),
-        false => Err(format!("{counted} {what}, but the account says {noted}: {account}")),
+}
+
+/// Shuts the engine down in the middle of everything: what it gives back is what has not ended, per key in order and after all that was done.
+fn end_early(sim: Sim<u8, Body>, ledger: &Mutex<Ledger>, seed: u64) -> Result<(), String> {
+    let handle = sim.handle().clone();
+    let refused: Vec<Body> = sim.refused().iter().map(|message| message.body).collect();
+    let held: Vec<Body> = sim.held().map(|message| message.body).collect();
+    let report = sim.shutdown(Duration::from_millis(seed % 7)).map_err(|violation| violation.to_string())?;
+    let returned: Vec<Body> = report.returned.iter().map(|message| message.body).collect();
+    let mut ledger = ledger.lock().unwrap();
+    // Producers ran on for a while and were refused; what they held or had not begun was never accepted.
+    let offered = ledger.accepted.clone();
+    let accepted: BTreeSet<Body> = {
+        let ends = ledger.done.iter().chain(&ledger.failed).chain(&ledger.dropped).chain(&returned);
+        ends.copied().collect()
     };
-    expect("done", ledger.done.len(), account.done)?;
-    expect("failed", ledger.failed.len(), account.failed)?;
-    expect("dropped", ledger.dropped.len(), account.dropped)?;
-    if !account.balances() {
-        return Err(format!("the account does not balance: {account}"));
+    let unknown: Vec<_> = offered
+        .difference(&accepted)
+        .filter(|body| !refused.contains(body) && !held.contains(body))
+        .collect();
+    if unknown.len() as u64 > handle.snapshot().refusals.total() {
+        return Err(format!("lost in the shutdown: {unknown:?}"));
     }
-    Ok(())
+    ledger.accepted = accepted;
+    let mut last = BTreeMap::new();
+    for body in &returned {
+        let done = ledger.history.get(&body.key).and_then(|history| history.last().copied());
+        let before = last.insert(body.key, body.sequence).or(done);
+        if before.is_some_and(|before| before > body.sequence) && !ledger.loosened.contains(&body.key) {
+            return Err(format!("{body:?} was given back after {before:?}"));
+        }
+    }
+    if report.still_running > 0 {
+        return Err(format!("{} still running", report.still_running));
+    }
+    ledger.check(&report.account, &returned)
 }
 
 fn seeds() -> (u64, u64, bool) {
     let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse().ok());
     match number("LANEWAY_SIM_SEED") {
-        Some(seed) => (seed, 1, true),
+        Some(seed) => {
+            let count = number("LANEWAY_SIM_SCHEDULES").unwrap_or(1);
+            (seed, count, count == 1)
+        }
         None => (0, number("LANEWAY_SIM_SCHEDULES").unwrap_or(2_000), false),
     }
 }
@@ -306,7 +417,10 @@ fn every_contract_line_holds_after_every_step() {
             Ok(Ok(())) => {}
             Ok(Err(what)) => failures.borrow_mut().push((seed, what)),
             Err(panic) => {
-                let text = panic.downcast_ref::<String>().cloned().or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()));
+                let text = panic
+                    .downcast_ref::<String>()
+                    .cloned()
+                    .or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()));
                 failures.borrow_mut().push((seed, format!("panicked: {text:?}")));
             }
         }

@@ -12,19 +12,27 @@ impl<K, M> Lanes<K, M> {
             let lane_aside = lane.extra.as_ref().map_or(0, |extra| extra.aside.len());
             let messages = lane.waiting.len() + lane.taken + lane_aside;
             ensure(lane.fingerprint == fingerprint, || format!("lane {id} is found under another key"))?;
-            ensure(messages > 0 || lane.state == State::Arriving, || format!("lane {id} exists without a message"))?;
+            ensure(messages > 0 || lane.state == State::Arriving, || {
+                format!("lane {id} exists without a message")
+            })?;
             let in_flight = matches!(lane.state, State::Running { .. });
-            ensure(in_flight == (lane.taken > 0), || format!("lane {id} is {:?} with {} taken", lane.state, lane.taken))?;
+            ensure(in_flight == (lane.taken > 0), || {
+                format!("lane {id} is {:?} with {} taken", lane.state, lane.taken)
+            })?;
             match lane.state {
                 State::Ready => ready += 1,
                 State::Running { .. } => running += 1,
                 State::Deferred { .. } => deferred += 1,
                 State::Parked { .. } => parked += 1,
                 State::Arriving => arriving += 1,
-                State::Aside => ensure(lane.waiting.is_empty(), || format!("lane {id} sets messages aside that wait"))?,
+                State::Aside => {
+                    ensure(lane.waiting.is_empty(), || format!("lane {id} sets messages aside that wait"))?
+                }
             }
             let needs_head = matches!(lane.state, State::Ready | State::Deferred { .. });
-            ensure(!needs_head || !lane.waiting.is_empty(), || format!("lane {id} is {:?} without a head", lane.state))?;
+            ensure(!needs_head || !lane.waiting.is_empty(), || {
+                format!("lane {id} is {:?} without a head", lane.state)
+            })?;
             waiting += lane.waiting.len() as usize;
             taken += lane.taken as usize;
             aside += lane_aside as usize;

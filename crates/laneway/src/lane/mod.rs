@@ -39,6 +39,7 @@ use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap, VecDeque},
     hash::{BuildHasherDefault, Hasher},
+    panic::{AssertUnwindSafe, catch_unwind},
 };
 
 use crate::{
@@ -489,7 +490,9 @@ impl<K, M> Lanes<K, M> {
         self.running += 1;
         self.taken += turn.items.len();
         if let Some(copy) = holder {
-            lane.extra.get_or_insert_default().holder = Some(copy(&turn.items[0].message.key));
+            // The one place where user code runs under a lock; should it panic, the lane has no name to show, and that is all.
+            let key = catch_unwind(AssertUnwindSafe(|| copy(&turn.items[0].message.key)));
+            lane.extra.get_or_insert_default().holder = key.ok();
         }
         true
     }
@@ -548,7 +551,10 @@ impl<K, M> Lanes<K, M> {
         }
         let id = turn.lane;
         let lane = &mut self.lanes[id as usize];
-        debug_assert!(matches!(lane.state, State::Running { .. }), "settled by the worker that claimed it, once");
+        debug_assert!(
+            matches!(lane.state, State::Running { .. }),
+            "settled by the worker that claimed it, once"
+        );
         self.taken -= lane.taken as usize;
         self.running -= 1;
         lane.taken = 0;
@@ -670,7 +676,8 @@ impl<K, M> Lanes<K, M> {
     /// Lets a parked or deferred lane go on from its head, messages that were put aside first. False if there was nothing to resume.
     pub(crate) fn resume(&mut self, fingerprint: u64) -> bool {
         let Some(&id) = self.table.get(&fingerprint) else { return false };
-        let unparked = self.lanes[id as usize].extra.as_mut().is_some_and(|e| std::mem::take(&mut e.park_after));
+        let unparked =
+            self.lanes[id as usize].extra.as_mut().is_some_and(|e| std::mem::take(&mut e.park_after));
         let returned = self.take_back_aside(id);
         match self.lanes[id as usize].state {
             State::Running { .. } | State::Arriving => return unparked || returned,
@@ -797,7 +804,10 @@ impl<K, M> Lanes<K, M> {
         let extra = lane.extra.as_ref();
         let waiting = self.waiting.front(&lane.waiting);
         let aside = extra.and_then(|extra| self.waiting.front(&extra.aside));
-        waiting.or(aside).map(|item| &item.message.key).or_else(|| extra.and_then(|extra| extra.holder.as_ref()))
+        waiting
+            .or(aside)
+            .map(|item| &item.message.key)
+            .or_else(|| extra.and_then(|extra| extra.holder.as_ref()))
     }
 
     /// The waiting part of a lane in flight. The turn's leftover will follow as a parcel of its own.
@@ -810,7 +820,15 @@ impl<K, M> Lanes<K, M> {
             waiting.push(item);
         }
         let state = State::Arriving;
-        Parcel { fingerprint: lane.fingerprint, to, waiting, aside: Vec::new(), state, attempts: 0, note: None }
+        Parcel {
+            fingerprint: lane.fingerprint,
+            to,
+            waiting,
+            aside: Vec::new(),
+            state,
+            attempts: 0,
+            note: None,
+        }
     }
 
     /// A whole lane that is not in flight.

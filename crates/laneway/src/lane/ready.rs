@@ -81,7 +81,10 @@ impl Ready {
             while id != NONE {
                 let lane = &lanes[id as usize];
                 if lane.previous != previous || usize::from(lane.tier) != tier || lane.state != State::Ready {
-                    return Err(format!("lane {id} is {:?} in tier {}, listed in {tier}", lane.state, lane.tier));
+                    return Err(format!(
+                        "lane {id} is {:?} in tier {}, listed in {tier}",
+                        lane.state, lane.tier
+                    ));
                 }
                 (previous, id) = (id, lane.next);
                 count += 1;

@@ -109,6 +109,7 @@ enum Phase<K, M> {
     /// Has run its turn, which takes until then.
     Busy { until: u64, ending: Ending },
     /// Waits for the future of one message.
+    #[cfg_attr(not(feature = "tokio"), expect(dead_code, reason = "there are no async handlers without it"))]
     Async(Flight<K, M>),
     /// Has left.
     Gone,
@@ -183,6 +184,9 @@ impl<K, M> fmt::Debug for Sim<K, M> {
     }
 }
 
+/// So many messages to a turn are quick ones: a worker then takes several lanes at once, or a stream.
+const QUICK_MESSAGES: usize = 1_000;
+
 /// What could move now.
 enum Mover {
     Actor(usize),
@@ -241,7 +245,10 @@ where
     }
 
     /// A producer that submits these messages in order, one a step, whenever it is chosen. Where [`Overflow::Block`] would block, it waits.
-    pub fn produce<T: Into<Message<K, M>> + 'static>(&mut self, messages: impl IntoIterator<Item = T> + 'static) {
+    pub fn produce<T: Into<Message<K, M>> + 'static>(
+        &mut self,
+        messages: impl IntoIterator<Item = T> + 'static,
+    ) {
         let messages = Box::new(messages.into_iter().map(Into::into));
         self.producers.push(Producer { messages, held: None, tried_at: (0, 0) });
     }
@@ -271,6 +278,11 @@ where
     /// What producers could not get in, per producer in order.
     pub fn refused(&self) -> &[Message<K, M>] {
         &self.refused
+    }
+
+    /// What producers wait to get in.
+    pub fn held(&self) -> impl Iterator<Item = &Message<K, M>> {
+        self.producers.iter().filter_map(|producer| producer.held.as_ref())
     }
 
     /// Runs until nothing moves any more.
@@ -343,7 +355,8 @@ where
         let now = self.time.in_nanos();
         let actors = self.actors.iter().enumerate().filter(|(_, actor)| actor.can_move(now));
         let mut movers: Vec<Mover> = actors.map(|(place, _)| Mover::Actor(place)).collect();
-        movers.extend((0..self.producers.len()).filter(|&place| self.can_produce(place)).map(Mover::Producer));
+        movers
+            .extend((0..self.producers.len()).filter(|&place| self.can_produce(place)).map(Mover::Producer));
         if self.operations.front().is_some_and(|(when, _)| *when <= now) {
             movers.push(Mover::Operation);
         }
@@ -422,14 +435,8 @@ where
                 Ok(())
             }
             Phase::Claimed => self.run_turn(place),
-            Phase::Busy { ending, .. } => {
-                self.settle(place, ending);
-                Ok(())
-            }
-            Phase::Async(flight) => {
-                self.poll(place, flight);
-                Ok(())
-            }
+            Phase::Busy { ending, .. } => self.settle(place, ending),
+            Phase::Async(flight) => self.poll(place, flight),
             Phase::Gone => unreachable!("who has gone does not move"),
         }
     }
@@ -437,8 +444,10 @@ where
     fn look(&mut self, place: usize) -> Result<(), Violation> {
         let batch_max = self.shared().settings.batch_max;
         let length = self.random.usize(1..=batch_max);
+        let quick = self.random.bool();
         let actor = &mut self.actors[place];
-        actor.worker().tempo.expect_turns_of(length);
+        // Long turns and short ones, hands and streams, whatever the messages really take.
+        actor.worker().tempo.expect(if quick { QUICK_MESSAGES } else { length });
         match actor.worker().look() {
             Look::Turn => {
                 actor.phase = Phase::Claimed;
@@ -460,11 +469,14 @@ where
 
     /// Exclusion: a key is in one pair of hands at most.
     fn note_claim(&mut self, place: usize) -> Result<(), Violation> {
-        let fingerprint = self.actors[place].worker().turn().fingerprint;
-        match self.in_flight.insert(fingerprint, place) {
-            None => Ok(()),
-            Some(other) => Err(self.violation(format!("one key in the hands of workers {other} and {place}"))),
+        let turn = self.actors[place].worker().turn();
+        let keys: Vec<u64> = turn.items.iter().map(|item| item.fingerprint).collect();
+        for key in keys {
+            if let Some(other) = self.in_flight.insert(key, place).filter(|other| *other != place) {
+                return Err(self.violation(format!("one key in the hands of workers {other} and {place}")));
+            }
         }
+        Ok(())
     }
 
     fn run_turn(&mut self, place: usize) -> Result<(), Violation> {
@@ -502,7 +514,8 @@ where
 
     fn turn_time(&mut self, place: usize) -> Duration {
         let items = &self.actors[place].worker.as_mut().expect("a worker with a turn").turn().items;
-        let times = items.iter().map(|item| (self.service)(&item.message.key, &item.message.body, &mut self.random));
+        let times =
+            items.iter().map(|item| (self.service)(&item.message.key, &item.message.body, &mut self.random));
         times.sum()
     }
 
@@ -510,43 +523,43 @@ where
     fn crash(&mut self, place: usize) {
         let shared = self.handle.shared.clone();
         let actor = &mut self.actors[place];
-        let fingerprint = actor.worker().turn().fingerprint;
         actor.worker = None;
         actor.seat.gone.store(false, SeqCst);
         actor.worker = Some(hire(&shared, &actor.seat, &actor.woken, &self.handler));
-        self.in_flight.remove(&fingerprint);
+        self.in_flight.retain(|_, holder| *holder != place);
     }
 
-    fn settle(&mut self, place: usize, ending: Ending) {
+    fn settle(&mut self, place: usize, ending: Ending) -> Result<(), Violation> {
+        self.in_flight.retain(|_, holder| *holder != place);
         let actor = &mut self.actors[place];
-        let fingerprint = actor.worker().turn().fingerprint;
-        self.in_flight.remove(&fingerprint);
         // A worker with one dispatcher gets the next turn under the same lock.
         if actor.worker().settle(ending) {
-            let next = actor.worker().turn().fingerprint;
             actor.phase = Phase::Claimed;
-            self.in_flight.insert(next, place);
+            return self.note_claim(place);
         }
+        Ok(())
     }
 
     #[cfg(not(feature = "tokio"))]
-    fn poll(&mut self, _: usize, flight: Flight<K, M>) {
+    fn poll(&mut self, _: usize, flight: Flight<K, M>) -> Result<(), Violation> {
         match flight.0 {}
     }
 
     #[cfg(feature = "tokio")]
-    fn poll(&mut self, place: usize, mut flight: Flight<K, M>) {
+    fn poll(&mut self, place: usize, mut flight: Flight<K, M>) -> Result<(), Violation> {
         use std::{
             panic::{AssertUnwindSafe, catch_unwind},
             task::{Context, Poll, Waker},
         };
         flight.waker.lower();
+        let _inside = crate::worker::Inside::enter(self.shared().address());
         let waker = Waker::from(flight.waker.clone());
-        let polled = catch_unwind(AssertUnwindSafe(|| flight.future.as_mut().poll(&mut Context::from_waker(&waker))));
+        let polled =
+            catch_unwind(AssertUnwindSafe(|| flight.future.as_mut().poll(&mut Context::from_waker(&waker))));
         let outcome = match polled {
             Ok(Poll::Pending) => {
                 self.actors[place].phase = Phase::Async(flight);
-                return;
+                return Ok(());
             }
             Ok(Poll::Ready(outcome)) => Ok(outcome),
             Err(panic) => Err(crate::handler::panic_text(&*panic)),
@@ -556,7 +569,7 @@ where
         flight.hand.take_back(worker);
         let ending = flight.hand.end(worker, outcome);
         // One message a turn, so that everything else may come between two of them.
-        self.settle(place, ending.unwrap_or(Ending::Handled));
+        self.settle(place, ending.unwrap_or(Ending::Handled))
     }
 
     // ── what must be true ──────────────────────────────────────────────────────────────────────────────────────────
@@ -566,12 +579,15 @@ where
         let layout = self.shared().layout.load();
         for dispatcher in &layout.dispatchers {
             let work = dispatcher.audit(now);
-            let work = work.map_err(|what| self.violation(format!("dispatcher {:?}: {what}", dispatcher.name)))?;
-            let mut serving = self.actors.iter().filter(|actor| {
-                actor.seat.serves().iter().any(|served| Arc::ptr_eq(served, dispatcher))
-            });
+            let work =
+                work.map_err(|what| self.violation(format!("dispatcher {:?}: {what}", dispatcher.name)))?;
+            let mut serving = self
+                .actors
+                .iter()
+                .filter(|actor| actor.seat.serves().iter().any(|served| Arc::ptr_eq(served, dispatcher)));
             if work && serving.clone().count() > 0 && serving.all(|actor| actor.sleeps_on(now)) {
-                return Err(self.violation(format!("work at {:?}, and everyone who serves it sleeps", dispatcher.name)));
+                return Err(self
+                    .violation(format!("work at {:?}, and everyone who serves it sleeps", dispatcher.name)));
             }
             self.audit_timekeeper(dispatcher)?;
         }
@@ -579,9 +595,13 @@ where
     }
 
     /// Somebody will be up when the next timer is due.
-    fn audit_timekeeper(&self, dispatcher: &Arc<crate::dispatcher::Dispatcher<K, M>>) -> Result<(), Violation> {
+    fn audit_timekeeper(
+        &self,
+        dispatcher: &Arc<crate::dispatcher::Dispatcher<K, M>>,
+    ) -> Result<(), Violation> {
         let Some(due) = dispatcher.next_due() else { return Ok(()) };
-        let serves = |actor: &&Actor<K, M>| actor.seat.serves().iter().any(|served| Arc::ptr_eq(served, dispatcher));
+        let serves =
+            |actor: &&Actor<K, M>| actor.seat.serves().iter().any(|served| Arc::ptr_eq(served, dispatcher));
         let mut serving = self.actors.iter().filter(serves);
         if !serving.clone().any(|actor| actor.is_asleep()) {
             return Ok(());
@@ -604,7 +624,8 @@ impl<K, M> Actor<K, M> {
 
     /// Asleep, and nobody has woken it.
     fn sleeps_on(&self, now: u64) -> bool {
-        matches!(self.phase, Phase::Asleep { until } if until.is_none_or(|until| until > now)) && !self.woken.load(SeqCst)
+        matches!(self.phase, Phase::Asleep { until } if until.is_none_or(|until| until > now))
+            && !self.woken.load(SeqCst)
     }
 
     fn wakes_by(&self, due: u64) -> bool {

@@ -184,8 +184,8 @@ impl Tempo {
         ((SLICE / self.average.max(1)) as usize).clamp(1, most)
     }
 
-    /// Makes the next turns this long at the most; for the simulator.
-    pub(crate) fn expect_turns_of(&mut self, messages: usize) {
+    /// Expects this many messages to fit into a turn; for the simulator.
+    pub(crate) fn expect(&mut self, messages: usize) {
         self.average = SLICE / messages.max(1) as u64;
     }
 
@@ -319,7 +319,12 @@ impl<K, M> Worker<K, M>
 where
     K: Clone,
 {
-    pub(crate) fn new(shared: Arc<Shared<K, M>>, seat: Arc<Seat<K, M>>, sleeper: Sleeper, full_turns: bool) -> Self {
+    pub(crate) fn new(
+        shared: Arc<Shared<K, M>>,
+        seat: Arc<Seat<K, M>>,
+        sleeper: Sleeper,
+        full_turns: bool,
+    ) -> Self {
         Worker {
             shared,
             seat,
@@ -419,10 +424,13 @@ where
     fn refresh(&mut self) {
         let version = self.seat.version.load(Ordering::Acquire);
         if version != self.version {
+            // What it left to be seen to is somebody else's now: the row may not have those dispatchers any more.
+            for owed in self.owed.drain(..) {
+                self.row[owed].pass_on();
+            }
             self.row = self.seat.serves();
             self.version = version;
             self.cursor = 0;
-            self.owed.clear();
         }
     }
 
@@ -527,13 +535,14 @@ impl<K, M> Worker<K, M> {
     /// Settles all that is in its hands, and claims more if it wants.
     fn settle_hand(&mut self, place: usize, wants: Option<&Wants<K>>) -> Found {
         if self.shared.mappings.is_some() {
-            self.released_turns.extend(self.hand.turns().iter().map(|turn| (turn.fingerprint, turn.released)));
+            self.released_turns
+                .extend(self.hand.turns().iter().map(|turn| (turn.fingerprint, turn.released)));
         }
-        let (parcels, found) = self.row[place].settle(&mut self.hand, &self.tally, wants, &self.shared.clock);
+        let (bound, clock) = (&self.shared.engine_bound, &self.shared.clock);
+        let (parcels, found) = self.row[place].settle(&mut self.hand, &self.tally, wants, bound, clock);
         for (fingerprint, released) in self.released_turns.drain(..) {
             self.shared.unmap(fingerprint, released);
         }
-        self.shared.release_places(self.tally.released());
         WorkerCounters::add(&self.seat.counters.handled, self.tally.started);
         WorkerCounters::add(&self.seat.counters.turns, self.tally.turns);
         self.tally.clear();

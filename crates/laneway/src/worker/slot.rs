@@ -132,8 +132,8 @@ where
     }
 
     fn start(&self, hand: &mut HandOver<K, M>, worker: &mut Worker<K, M>) -> BoxFuture {
-        let future = (self.0)(hand.deliver(worker));
-        Box::pin(async move { future.await.into() })
+        let (handler, delivery) = (self.0.clone(), hand.deliver(worker));
+        Box::pin(async move { handler(delivery).await.into() })
     }
 }
 
@@ -252,7 +252,13 @@ pub(crate) struct HandOver<K, M> {
 
 impl<K: Clone, M> HandOver<K, M> {
     pub(crate) fn new() -> Self {
-        HandOver { returned: Arc::new(Mutex::new(None)), accepted: 0, started: 0, note: None, came_back: false }
+        HandOver {
+            returned: Arc::new(Mutex::new(None)),
+            accepted: 0,
+            started: 0,
+            note: None,
+            came_back: false,
+        }
     }
 
     /// Takes the first message out of the turn.
@@ -279,7 +285,11 @@ impl<K: Clone, M> HandOver<K, M> {
     }
 
     /// Settles the message by its outcome. `None` if the turn goes on.
-    pub(crate) fn end(&mut self, worker: &mut Worker<K, M>, outcome: Result<Outcome, String>) -> Option<Ending> {
+    pub(crate) fn end(
+        &mut self,
+        worker: &mut Worker<K, M>,
+        outcome: Result<Outcome, String>,
+    ) -> Option<Ending> {
         let mut run = worker.hand();
         run.time(self.accepted, self.started);
         let (came_back, note) = (std::mem::take(&mut self.came_back), self.note.take());
