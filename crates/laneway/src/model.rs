@@ -63,7 +63,7 @@ impl Model {
         let seat = shared.layout.load().seats[seat].clone();
         let sleeper = Sleeper::thread(seat.number, current());
         let mut worker = Worker::new(shared.clone(), seat, sleeper, false);
-        worker.tempo.expect_turns_of(if self.quick { 128 } else { 1 });
+        worker.tempo.expect(if self.quick { 128 } else { 1 });
         loop {
             match worker.look() {
                 Look::Turn => self.run_turns(&mut worker, &with),

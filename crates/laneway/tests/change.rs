@@ -595,6 +595,47 @@ fn a_worker_that_is_added_works_beside_the_others() {
     assert_eq!(engine.snapshot().workers.len(), 2);
 }
 
+/// One worker is stuck. Whoever adds another one wants the rest to go on.
+fn help_beside_a_stuck_handler(warm_up: u64) {
+    let gate = Gate::closed();
+    let (gate_too, witness) = (gate.clone(), Witness::new());
+    let witness_too = witness.clone();
+    let engine = Engine::builder()
+        .topology(Topology::pool(1))
+        .shutdown_grace(Duration::from_secs(1))
+        .handle(move |context, number: &mut u64| {
+            let attempt = witness_too.enter(context.key(), *number);
+            if *context.key() == 1_000 {
+                gate_too.pass();
+            }
+            attempt.done();
+        })
+        .build()
+        .unwrap();
+    let _opens = OpensAtLast(gate.clone());
+    send(&engine, (0..warm_up).flat_map(|number| (0..100).map(move |key| (key, number))));
+    assert!(engine.wait_quiet(DEADLINE));
+    engine.submit_batch([(1_000, 0)].into_iter().chain((0..100).map(|key| (key, warm_up))));
+    gate.wait_arrived(1);
+    let handle = engine.handle();
+    within(Duration::from_secs(5), "the worker is added", move || handle.add_worker("helper", &["pool-0"]))
+        .unwrap();
+    witness::eventually("all others are done", || witness.total() == 100 * (warm_up + 1));
+    gate.open();
+    assert!(engine.wait_quiet(DEADLINE));
+    witness.verify((0..100).map(|key| (key, warm_up + 1)).chain([(1_000, 1)]));
+}
+
+#[test]
+fn a_worker_that_is_added_helps_beside_a_stuck_handler() {
+    help_beside_a_stuck_handler(0);
+}
+
+#[test]
+fn a_worker_that_is_added_helps_beside_a_stuck_handler_that_followed_fast_ones() {
+    help_beside_a_stuck_handler(100);
+}
+
 #[test]
 fn what_cannot_be_changed_is_said_in_words() {
     let engine = Engine::<u64, u64>::builder()

@@ -63,6 +63,29 @@ fn running() {
 }
 
 #[test]
+fn running_among_quick_messages_is_never_said_to_be_idle() {
+    let gate = Gate::closed();
+    let gate_too = gate.clone();
+    let engine = Engine::builder()
+        .topology(Topology::pool(1))
+        .handle(move |context, _: &mut u64| {
+            if *context.key() == 7 {
+                gate_too.pass();
+            }
+        })
+        .build()
+        .unwrap();
+    let _opens = OpensAtLast(gate.clone());
+    // Handlers that were fast so far let a worker take many messages at once, without asking for their names.
+    send(&engine, (0..5_000).map(|number| (100 + number % 50, number)));
+    assert!(engine.wait_quiet(DEADLINE));
+    send(&engine, [(7, 0), (7, 1)]);
+    gate.wait_arrived(1);
+    let explanation = engine.explain(&7).unwrap();
+    assert_ne!(explanation.reason, Reason::Idle, "{explanation}");
+}
+
+#[test]
 fn no_worker_free_names_who_has_them() {
     let (engine, gate) = gated(Topology::pool(2));
     let _opens = OpensAtLast(gate.clone());

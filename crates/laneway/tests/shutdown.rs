@@ -220,6 +220,39 @@ fn step_3_leaves_a_handler_behind_that_never_returns() {
 }
 
 #[test]
+fn step_4_gives_back_what_a_stuck_worker_had_taken_and_not_started() {
+    let gates = [Gate::closed(), Gate::closed()];
+    let gates_too = gates.clone();
+    let engine = Engine::builder()
+        .topology(Topology::pool(1))
+        .shutdown_grace(Duration::from_millis(50))
+        .handle(move |context, _: &mut u64| match *context.key() {
+            1_000 => gates_too[0].pass(),
+            2_000 => gates_too[1].pass(),
+            _ => {}
+        })
+        .build()
+        .unwrap();
+    let _opens = gates.clone().map(OpensAtLast);
+    // Handlers that were fast so far let a worker take many messages at once.
+    send(&engine, (0..5_000).map(|number| (number % 100, number)));
+    assert!(engine.wait_quiet(DEADLINE));
+    send(&engine, [(1_000, 0)]);
+    gates[0].wait_arrived(1);
+    send(&engine, [(2_000, 0)]);
+    send(&engine, (0..100).map(|key| (key, 0)));
+    gates[0].open();
+    gates[1].wait_arrived(1);
+    let report = engine.shutdown(Duration::ZERO);
+    check(&report);
+    assert_eq!(
+        (report.still_running, report.returned.len()),
+        (1, 100),
+        "one handler is stuck; the others were never called"
+    );
+}
+
+#[test]
 fn step_4_gives_back_what_was_not_started_in_order() {
     let engine =
         Engine::builder().topology(Topology::partitioned(4, 1)).handle(|_, _: &mut u64| ()).build().unwrap();
