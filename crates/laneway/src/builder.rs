@@ -392,7 +392,8 @@ where
         let (retired, past) = (Vec::new(), Past::default());
         let next_seat = seats.len();
         count_servers(&dispatchers, &seats);
-        let layout = Layout { epoch: 0, dispatchers, seats, next_seat, retired, past };
+        let leaving = Vec::new();
+        let layout = Layout { epoch: 0, dispatchers, seats, leaving, next_seat, retired, past };
         Arc::new(Shared::new(
             clock,
             settings,

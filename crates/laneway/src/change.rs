@@ -15,7 +15,7 @@ use crate::{
     builder::{Spawn, count_servers, start},
     dispatcher::{Dispatcher, Locked},
     engine::{Handle, Layout, Shared},
-    error::{BuildError, ChangeError, Problem},
+    error::{BuildError, ChangeError},
     flows::LockedMappings,
     placement::{Among, ByHash, LooksAt},
     sync::lock,
@@ -107,12 +107,7 @@ impl Plan {
             self.dispatchers.iter().map(|name| DispatcherSpec { name: name.clone(), pace: None }).collect();
         let rows = self.rows.iter().cloned();
         let workers: Vec<_> = rows.map(|(name, serves)| WorkerSpec { name, serves }).collect();
-        let mut problems = shape_problems(&dispatchers, &workers);
-        for (place, (name, _)) in self.rows.iter().enumerate() {
-            if self.rows[..place].iter().any(|(other, _)| other == name) {
-                problems.push(Problem::DuplicateName { name: name.clone() });
-            }
-        }
+        let problems = shape_problems(&dispatchers, &workers);
         if problems.is_empty() { Ok(()) } else { Err(ChangeError::Invalid(BuildError { problems })) }
     }
 }
@@ -131,33 +126,38 @@ where
             return Err(ChangeError::Closed);
         }
         let old = self.layout.load_full();
-        old.dispatchers.iter().for_each(|dispatcher| dispatcher.bar_streams(true));
-        let changed = self.change_shape(&old, edit);
-        old.dispatchers.iter().for_each(|dispatcher| dispatcher.bar_streams(false));
-        changed
-    }
-
-    fn change_shape(
-        self: &Arc<Self>,
-        old: &Layout<K, M>,
-        edit: impl FnOnce(&mut Plan) -> Result<(), ChangeError>,
-    ) -> Result<(), ChangeError> {
-        self.wait_for_arrivals()?;
         let mut plan = Plan {
             dispatchers: old.dispatchers.iter().map(|dispatcher| dispatcher.name.clone()).collect(),
             rows: old.seats.iter().map(|seat| (seat.name.clone(), row_names(seat))).collect(),
         };
         edit(&mut plan)?;
         plan.check()?;
-        let (new, fresh) = self.lay_out(old, &plan);
+        let moves = !old.dispatchers.iter().map(|dispatcher| &dispatcher.name).eq(&plan.dispatchers);
+        let (new, fresh) = self.lay_out(&old, &plan, moves);
         let new = Arc::new(new);
-        self.move_lanes(old, &new);
-        self.reseat(old, &new, &plan);
+        if moves {
+            self.move_lanes_at_rest(&old, &new)?;
+        } else {
+            // Only workers come and go: every lane stays where it is.
+            self.layout.store(new.clone());
+        }
+        self.reseat(&old, &new, &plan);
         for seat in fresh {
             start(self, &seat)
                 .map_err(|problem| ChangeError::Invalid(BuildError { problems: vec![problem] }))?;
         }
         Ok(())
+    }
+
+    /// Moves the lanes once none is on its way, and no stream is out.
+    fn move_lanes_at_rest(&self, old: &Layout<K, M>, new: &Arc<Layout<K, M>>) -> Result<(), ChangeError> {
+        old.dispatchers.iter().for_each(|dispatcher| dispatcher.bar_streams(true));
+        let at_rest = self.wait_for_arrivals();
+        if at_rest.is_ok() {
+            self.move_lanes(old, new);
+        }
+        old.dispatchers.iter().for_each(|dispatcher| dispatcher.bar_streams(false));
+        at_rest
     }
 
     /// Waits until no lane is on its way from an earlier change, and no stream is out.
@@ -173,8 +173,8 @@ where
 
     /// The next layout, and the seats in it that are new.
     #[expect(clippy::type_complexity, reason = "a pair, used once")]
-    fn lay_out(&self, old: &Layout<K, M>, plan: &Plan) -> (Layout<K, M>, Vec<Arc<Seat<K, M>>>) {
-        let epoch = old.epoch + 1;
+    fn lay_out(&self, old: &Layout<K, M>, plan: &Plan, moves: bool) -> (Layout<K, M>, Vec<Arc<Seat<K, M>>>) {
+        let epoch = old.epoch + u64::from(moves);
         let batch_max = self.settings.batch_max;
         let make = |name: &String| {
             Arc::new(Dispatcher::new(name.clone(), self.limits.clone(), None, batch_max, epoch))
@@ -206,7 +206,10 @@ where
             }
             !spent
         });
-        (Layout { epoch, dispatchers, seats, next_seat, retired, past }, fresh)
+        let dismissed = old.seats.iter().filter(|seat| !seats.iter().any(|kept| Arc::ptr_eq(kept, seat)));
+        let leaving = old.leaving.iter().chain(dismissed).filter(|seat| !seat.gone.load(Ordering::Acquire));
+        let leaving = leaving.cloned().collect();
+        (Layout { epoch, dispatchers, seats, leaving, next_seat, retired, past }, fresh)
     }
 
     /// Under all locks: every lane to its home, then the new layout for all to see.
@@ -308,6 +311,8 @@ where
         count_servers(&new.dispatchers, &new.seats);
         for dispatcher in old.dispatchers.iter().chain(&new.dispatchers) {
             dispatcher.wake_all();
+            // Who waits for room may have to wait elsewhere now.
+            dispatcher.room.announce();
         }
     }
 }

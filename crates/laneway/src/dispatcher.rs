@@ -415,6 +415,7 @@ impl<K, M> Dispatcher<K, M> {
         let mut inner = lock(&self.inner);
         let mut ingress = self.ingress();
         ingress.accepted += 1;
+        self.hints().accepted.store(ingress.accepted, Ordering::Relaxed);
         ingress.drops.record(dropped);
         inner.released += 1;
         self.released.store(inner.released, Ordering::Release);
@@ -487,8 +488,11 @@ impl<K, M> Dispatcher<K, M> {
         };
         drop(inner);
         wakes.wake();
-        if tally.released() > 0 {
-            self.room.made(released);
+        match tally.released() {
+            0 => {}
+            // Where messages are slow, each place is worth a wake-up.
+            _ if next.is_none_or(|wants| wants.holder.is_some()) => self.room.made_last(),
+            _ => self.room.made(released),
         }
         (parcels, found)
     }
@@ -711,7 +715,8 @@ impl<K, M> Dispatcher<K, M> {
             sleeper.wake();
         }
         if released > before {
-            self.room.made(released);
+            // No worker has made this room, so none would announce it later.
+            self.room.made_last();
         }
         result
     }

@@ -59,6 +59,8 @@ pub(crate) struct Layout<K, M> {
     pub(crate) epoch: u64,
     pub(crate) dispatchers: Vec<Arc<Dispatcher<K, M>>>,
     pub(crate) seats: Vec<Arc<Seat<K, M>>>,
+    /// Workers that were dismissed and have not gone.
+    pub(crate) leaving: Vec<Arc<Seat<K, M>>>,
     /// The number of the next seat. None is given twice: a worker that was dismissed may still be on its way out.
     pub(crate) next_seat: usize,
     /// Removed dispatchers whose last turns have not settled.

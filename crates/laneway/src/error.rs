@@ -104,6 +104,12 @@ pub enum Problem {
         /// The name.
         name: String,
     },
+    /// Two workers have one name.
+    #[error("there are two workers called {name:?}: names are unique")]
+    DuplicateWorker {
+        /// The name.
+        name: String,
+    },
     /// A row names a dispatcher that the topology does not have.
     #[error("worker {worker} serves dispatcher {name:?}, which does not exist: there are {known}")]
     UnknownDispatcher {

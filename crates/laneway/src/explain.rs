@@ -127,8 +127,10 @@ impl<K: fmt::Debug> fmt::Display for Explanation<K> {
             Reason::DispatcherPaused => write!(f, "its dispatcher is paused")?,
             Reason::Moving => write!(f, "moving here; its turn elsewhere has not ended")?,
         }
-        if self.waiting > 1 {
-            write!(f, "; {} more behind its head", self.waiting - 1)?;
+        // The head is the message in flight, or else the first that waits.
+        let behind = self.waiting.saturating_sub(usize::from(self.in_flight == 0));
+        if behind > 0 {
+            write!(f, "; {behind} more behind its head")?;
         }
         write!(f, " (dispatcher {:?})", self.dispatcher)
     }

@@ -13,7 +13,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     time::Duration,
 };
 
@@ -56,6 +56,8 @@ const TOMBSTONES: usize = 256;
 struct Mapping {
     dispatcher: usize,
     outstanding: u32,
+    /// How many messages were ever placed by it and not refused.
+    messages: u64,
     /// A finish has been accepted.
     finished: bool,
     /// It was made by a late event, so nobody will finish it.
@@ -91,6 +93,8 @@ struct Expiry {
 pub(crate) struct Mappings {
     shards: Vec<Padded<Mutex<Shard>>>,
     flows: Option<Flows>,
+    /// How many there are, over all shards.
+    count: AtomicUsize,
     late: AtomicU64,
     expired: AtomicU64,
 }
@@ -109,14 +113,17 @@ pub(crate) enum Placing {
 /// What `place` did, so that it can be undone.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Placed {
-    finished_now: bool,
+    kind: Kind,
+    /// Whether the flow was finished before, and by a late event.
+    before: (bool, bool),
     late: bool,
 }
 
 impl Mappings {
     pub(crate) fn new(flows: Option<Flows>) -> Self {
         let shards = (0..SHARDS).map(|_| Padded(Mutex::new(Shard::default()))).collect();
-        Mappings { shards, flows, late: AtomicU64::new(0), expired: AtomicU64::new(0) }
+        let (late, expired) = (AtomicU64::new(0), AtomicU64::new(0));
+        Mappings { shards, flows, count: AtomicUsize::new(0), late, expired }
     }
 
     fn shard(&self, fingerprint: u64) -> MutexGuard<'_, Shard> {
@@ -146,36 +153,46 @@ impl Mappings {
             let late = buried && kind == Kind::Event;
             shard.stamp += 1;
             let stamp = shard.stamp;
-            let mapping = Mapping { dispatcher, outstanding: 0, finished: late, late, touched: now, stamp };
+            let mapping = Mapping {
+                dispatcher,
+                outstanding: 0,
+                messages: 0,
+                finished: late,
+                late,
+                touched: now,
+                stamp,
+            };
             shard.mappings.insert(fingerprint, mapping);
+            self.count.fetch_add(1, Relaxed);
             if let Some(flows) = &self.flows {
                 shard.expect(now.saturating_add(nanos(flows.time_to_live)), fingerprint, stamp);
             }
         }
         let mapping = shard.mappings.get_mut(&fingerprint).expect("found or made");
         mapping.outstanding += 1;
+        mapping.messages += 1;
         mapping.touched = now;
+        let before = (mapping.finished, mapping.late);
         let late = mapping.finished && kind == Kind::Event;
-        let mut finished_now = false;
         match kind {
             Kind::Event => {}
             Kind::Start => (mapping.finished, mapping.late) = (false, false),
-            Kind::Finish => {
-                finished_now = !mapping.finished;
-                mapping.finished = true;
-            }
+            Kind::Finish => mapping.finished = true,
         }
         if late {
             self.late.fetch_add(1, Relaxed);
         }
-        Placing::At(mapping.dispatcher, Some(Placed { finished_now, late }))
+        Placing::At(mapping.dispatcher, Some(Placed { kind, before, late }))
     }
 
     /// The message was refused after all.
     pub(crate) fn undo(&self, fingerprint: u64, placed: Placed, gone: impl FnOnce(usize)) {
         let mut shard = self.shard(fingerprint);
         if let Some(mapping) = shard.mappings.get_mut(&fingerprint) {
-            mapping.finished &= !placed.finished_now;
+            mapping.messages -= 1;
+            if placed.kind.is_control() {
+                (mapping.finished, mapping.late) = placed.before;
+            }
         }
         if placed.late {
             self.late.fetch_sub(1, Relaxed);
@@ -192,12 +209,15 @@ impl Mappings {
     fn lower(&self, shard: &mut Shard, fingerprint: u64, messages: u32, gone: impl FnOnce(usize)) {
         let Some(mapping) = shard.mappings.get_mut(&fingerprint) else { return };
         mapping.outstanding -= messages;
-        if mapping.outstanding > 0 || (self.flows.is_some() && !mapping.finished) {
+        // A flow of which nothing was ever accepted was never there.
+        let open = self.flows.is_some() && !mapping.finished && mapping.messages > 0;
+        if mapping.outstanding > 0 || open {
             return;
         }
         let mapping = shard.mappings.remove(&fingerprint).expect("just seen");
+        self.count.fetch_sub(1, Relaxed);
         gone(mapping.dispatcher);
-        if self.flows.is_some() {
+        if self.flows.is_some() && mapping.finished {
             shard.bury(fingerprint);
         }
     }
@@ -232,7 +252,7 @@ impl Mappings {
         let ttl = nanos(flows.time_to_live);
         let looks = most.min(shard.expiries.len());
         for _ in 0..looks {
-            let crowded = shard.mappings.len() > flows.max / SHARDS;
+            let crowded = self.count.load(Relaxed) > flows.max;
             let Some(&Expiry { due, fingerprint, stamp }) = shard.expiries.front() else { return };
             if due > now && !crowded {
                 return;
@@ -246,6 +266,7 @@ impl Mappings {
                 continue;
             }
             let mapping = shard.mappings.remove(&fingerprint).expect("just seen");
+            self.count.fetch_sub(1, Relaxed);
             gone(mapping.dispatcher);
             self.expired.fetch_add(1, Relaxed);
         }

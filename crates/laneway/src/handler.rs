@@ -204,7 +204,7 @@ impl<K, M> Run<'_, K, M> {
                 Some(Ending::Defer { until, attempts, note })
             }
             Decision::ParkMessage => Some(Ending::ParkMessage { note }),
-            Decision::ParkLane => Some(Ending::ParkLane { note }),
+            Decision::ParkLane => Some(Ending::ParkLane { attempts: attempt, note }),
             Decision::Skip => {
                 self.skip_first(Failure { attempts: attempt, note });
                 None

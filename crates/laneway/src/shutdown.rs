@@ -1,11 +1,11 @@
 //! The end, in numbered steps. `docs/design/shutdown.md` says why these and in this order.
 
 use std::{
-    sync::atomic::Ordering,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
-use crate::{engine::Shared, message::Message, stats::Account};
+use crate::{engine::Shared, message::Message, stats::Account, worker::Seat};
 
 /// What a shutdown leaves.
 #[derive(Debug)]
@@ -22,17 +22,19 @@ pub struct ShutdownReport<K, M> {
 impl<K, M> Shared<K, M> {
     /// Step 1: no more messages.
     pub(crate) fn close(&self) {
-        self.closed.store(true, Ordering::Release);
+        // The flag last: who is refused because of it must not be accepted later by a dispatcher that was still open.
         for dispatcher in &self.layout.load().dispatchers {
             dispatcher.close();
         }
+        self.closed.store(true, Ordering::Release);
         self.engine_bound.room.announce();
     }
 
     /// Waits until nothing will happen any more without somebody's doing. False if that has not come by the deadline.
     pub(crate) fn wait_quiet(&self, deadline: Instant) -> bool {
         self.wait_until(deadline, || {
-            self.layout.load().dispatchers.iter().all(|dispatcher| dispatcher.is_quiet())
+            let layout = self.layout.load();
+            layout.dispatchers.iter().chain(&layout.retired).all(|dispatcher| dispatcher.is_quiet())
         })
     }
 
@@ -73,13 +75,17 @@ impl<K, M> Shared<K, M> {
 
     /// All four steps.
     pub(crate) fn shut_down(&self, drain: Duration) -> ShutdownReport<K, M> {
-        let _changes = crate::sync::lock(&self.changing);
-        self.close();
+        {
+            // From here on no change begins. The lock is not held while we wait: operators may still resume what is parked.
+            let _changes = crate::sync::lock(&self.changing);
+            self.close();
+        }
         self.wait_quiet(Instant::now() + drain.min(FAR_FUTURE));
         self.stop();
         let grace = Instant::now() + self.settings.shutdown_grace.min(FAR_FUTURE);
         let layout = self.layout.load_full();
-        self.wait_until(grace, || layout.seats.iter().all(|seat| seat.gone.load(Ordering::Acquire)));
+        let gone = |seat: &Arc<Seat<K, M>>| seat.gone.load(Ordering::Acquire);
+        self.wait_until(grace, || layout.seats.iter().chain(&layout.leaving).all(gone));
         self.give_back()
     }
 }

@@ -157,6 +157,9 @@ pub(crate) fn shape_problems(dispatchers: &[DispatcherSpec], workers: &[WorkerSp
         }
     }
     for (worker, spec) in workers.iter().enumerate() {
+        if workers[..worker].iter().any(|other| other.name == spec.name) {
+            problems.push(Problem::DuplicateWorker { name: spec.name.clone() });
+        }
         problems.extend(row_problems(worker, spec, dispatchers));
     }
     problems

@@ -615,8 +615,10 @@ fn help_beside_a_stuck_handler(warm_up: u64) {
     let _opens = OpensAtLast(gate.clone());
     send(&engine, (0..warm_up).flat_map(|number| (0..100).map(move |key| (key, number))));
     assert!(engine.wait_quiet(DEADLINE));
-    engine.submit_batch([(1_000, 0)].into_iter().chain((0..100).map(|key| (key, warm_up))));
+    // First alone: what a worker takes together with a message that gets stuck is in its hands.
+    send(&engine, [(1_000, 0)]);
     gate.wait_arrived(1);
+    send(&engine, (0..100).map(|key| (key, warm_up)));
     let handle = engine.handle();
     within(Duration::from_secs(5), "the worker is added", move || handle.add_worker("helper", &["pool-0"]))
         .unwrap();

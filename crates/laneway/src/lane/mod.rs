@@ -204,7 +204,7 @@ impl<K, M> Hand<K, M> {
         if taken > 0 {
             (turn.lane, turn.attempts, turn.released) = (NONE, 0, 0);
             (self.len, self.current) = (1, 0);
-            lanes.begin_stream(taken);
+            lanes.begin_stream(&turn.items);
         }
         taken > 0
     }
@@ -256,7 +256,7 @@ pub(crate) enum Ending {
     /// The first that is left is put aside; the lane goes on.
     ParkMessage { note: Option<String> },
     /// The lane stops in front of the first that is left.
-    ParkLane { note: Option<String> },
+    ParkLane { attempts: u32, note: Option<String> },
 }
 
 /// A whole lane on its way to another dispatcher.
@@ -336,8 +336,9 @@ pub(crate) struct Lanes<K, M> {
     deferred: usize,
     parked: usize,
     arriving: usize,
-    /// Messages in the hands of the one worker that runs a stream.
+    /// Messages in the hands of the one worker that runs a stream, and their keys.
     streaming: usize,
+    stream_keys: Vec<u64>,
     /// Messages in flight, and put aside.
     taken: usize,
     aside: usize,
@@ -365,6 +366,7 @@ impl<K, M> Lanes<K, M> {
             parked: 0,
             arriving: 0,
             streaming: 0,
+            stream_keys: Vec::new(),
             taken: 0,
             aside: 0,
             enqueued_due_to_busy: 0,
@@ -405,10 +407,8 @@ impl<K, M> Lanes<K, M> {
     /// Lifts a lane to the tier of the message that was just appended, if that is higher than the lane's own.
     fn urge(&mut self, id: u32, tier: u8) {
         let lane = &mut self.lanes[id as usize];
-        if tier < lane.tier {
+        if tier <= lane.tier {
             lane.tier = tier;
-            lane.urgent_left = lane.waiting.len();
-        } else if tier == lane.tier && lane.urgent_left > 0 {
             lane.urgent_left = lane.waiting.len();
         }
     }
@@ -469,11 +469,10 @@ impl<K, M> Lanes<K, M> {
     ) -> bool {
         debug_assert!(turn.items.is_empty());
         self.wake_due(now);
-        // While somebody runs a stream, any lane may have a message in it.
-        if self.paused || self.streaming > 0 || !self.take_pace(now) {
+        if self.paused || !self.take_pace(now) {
             return false;
         }
-        let Some(id) = self.ready.pop(&mut self.lanes) else { return false };
+        let Some(id) = self.pop_ready() else { return false };
         // One message at a time where the oldest may be evicted, so that whatever has not started can be; and where a
         // pace is set, so that each takes its own place in it.
         let limit = if self.waiting.by_age() || self.pace.is_some() { 1 } else { limit };
@@ -573,7 +572,7 @@ impl<K, M> Lanes<K, M> {
             parked_alone = turn.items.pop_front();
         }
         while let Some(item) = turn.items.pop_back() {
-            self.waiting.push_front(&mut lane.waiting, id, item);
+            self.waiting.push_front(&mut lane.waiting, id, item, false);
             lane.urgent_left += u32::from(lane.urgent_left > 0);
         }
         if let Some(extra) = &mut lane.extra {
@@ -605,13 +604,21 @@ impl<K, M> Lanes<K, M> {
                     return self.defer(id, until);
                 }
             }
-            Ending::ParkLane { note } => {
+            Ending::ParkLane { attempts, note } => {
+                lane.attempts = attempts;
                 lane.extra.get_or_insert_default().note = note;
                 self.park_now(id, now);
                 return false;
             }
             Ending::ParkMessage { note } => lane.extra.get_or_insert_default().note = note,
-            Ending::Handled => {}
+            Ending::Handled => {
+                // Whatever was said about a message that has left does not concern the next.
+                if let Some(extra) =
+                    lane.extra.as_mut().filter(|extra| extra.aside.is_empty() && !asked_to_park)
+                {
+                    extra.note = None;
+                }
+            }
         }
         self.rest_or_park(id, asked_to_park, now);
         false
@@ -702,7 +709,7 @@ impl<K, M> Lanes<K, M> {
         self.aside -= items.len();
         let any = !items.is_empty();
         while let Some(item) = items.pop() {
-            self.waiting.push_front(&mut lane.waiting, id, item);
+            self.waiting.push_front(&mut lane.waiting, id, item, false);
             lane.urgent_left += u32::from(lane.urgent_left > 0);
         }
         any
@@ -812,23 +819,20 @@ impl<K, M> Lanes<K, M> {
 
     /// The waiting part of a lane in flight. The turn's leftover will follow as a parcel of its own.
     fn split_off(&mut self, id: u32, to: usize) -> Parcel<K, M> {
-        self.take_back_aside(id);
         let lane = &mut self.lanes[id as usize];
-        lane.extra.get_or_insert_default().handover = Some(to);
+        let extra = lane.extra.get_or_insert_default();
+        extra.handover = Some(to);
+        let mut aside = Vec::with_capacity(extra.aside.len() as usize);
+        while let Some(item) = self.waiting.pop_front(&mut extra.aside) {
+            aside.push(item);
+        }
+        self.aside -= aside.len();
         let mut waiting = Vec::with_capacity(lane.waiting.len() as usize);
         while let Some(item) = self.waiting.pop_front(&mut lane.waiting) {
             waiting.push(item);
         }
         let state = State::Arriving;
-        Parcel {
-            fingerprint: lane.fingerprint,
-            to,
-            waiting,
-            aside: Vec::new(),
-            state,
-            attempts: 0,
-            note: None,
-        }
+        Parcel { fingerprint: lane.fingerprint, to, waiting, aside, state, attempts: 0, note: None }
     }
 
     /// A whole lane that is not in flight.
@@ -852,7 +856,7 @@ impl<K, M> Lanes<K, M> {
             Ending::Handled => (State::Ready, lane.attempts, None),
             Ending::Defer { until, attempts, note } => (State::Deferred { until, stamp: 0 }, attempts, note),
             Ending::ParkMessage { note } => (State::Ready, 0, note),
-            Ending::ParkLane { note } => (State::Parked { since: now }, 0, note),
+            Ending::ParkLane { attempts, note } => (State::Parked { since: now }, attempts, note),
         };
         lane.attempts = attempts;
         if note.is_some() {
@@ -900,8 +904,11 @@ impl<K, M> Lanes<K, M> {
             self.waiting.push_back(&mut extra.aside, id, item, false);
             self.aside += 1;
         }
-        for item in waiting.into_iter().rev() {
-            self.waiting.push_front(&mut self.lanes[id as usize].waiting, id, item);
+        // Only a head that has been tried was started; the others can still make room.
+        let tried = usize::from(attempts > 0 || matches!(state, State::Deferred { .. }));
+        for (place, item) in waiting.into_iter().enumerate().rev() {
+            let evictable = place >= tried && !item.message.kind.is_control();
+            self.waiting.push_front(&mut self.lanes[id as usize].waiting, id, item, evictable);
         }
         if state == State::Arriving {
             return;
@@ -926,7 +933,10 @@ impl<K, M> Lanes<K, M> {
 
     /// Whether a worker would find something to do now.
     pub(crate) fn has_ready(&self) -> bool {
-        self.ready_lanes() > 0 && self.streaming == 0
+        match self.streaming {
+            0 => self.ready_lanes() > 0,
+            _ => !self.paused && self.ready_beside_stream().is_some(),
+        }
     }
 
     /// How many lanes could run now.
@@ -936,7 +946,7 @@ impl<K, M> Lanes<K, M> {
 
     /// When something will be ready that is not now: the earliest timer, or the next place in the pace.
     pub(crate) fn next_due(&self) -> Option<u64> {
-        if self.paused || self.streaming > 0 {
+        if self.paused {
             return None;
         }
         let timer = self.timers.peek().map(|Reverse((until, ..))| *until);

@@ -93,6 +93,13 @@ impl Ready {
         Ok(count)
     }
 
+    /// The ready lanes, most urgent first.
+    pub(super) fn iter<'a, K>(&'a self, lanes: &'a [Lane<K>]) -> impl Iterator<Item = u32> + 'a {
+        let next = |id: &u32| Some(lanes[*id as usize].next).filter(|next| *next != NONE);
+        let heads = self.tiers.iter().map(|ends| Some(ends.head).filter(|head| *head != NONE));
+        heads.flat_map(move |head| std::iter::successors(head, next))
+    }
+
     fn choose_tier(&mut self) -> usize {
         let occupied = |ends: &Ends| ends.head != NONE;
         let first = self.tiers.iter().position(occupied).expect("a lane is ready");

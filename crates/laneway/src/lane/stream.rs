@@ -7,13 +7,15 @@
 //! What keeps it honest:
 //!
 //! - A key that has a lane (a message of it waits, is deferred or parked) gets its next messages there, behind the others.
-//! - While a stream is out, nobody claims a lane here: any lane may have an older message in the stream. (Somebody else can be here only after a live change.)
-//!   And no lane moves to another dispatcher: a change bars streams and waits for the one that is out.
+//! - While a stream is out, nobody claims a lane that has an older message in it. (Somebody else can be here only after a live change.) And no lane moves to another
+//!   dispatcher: a change that moves lanes bars streams and waits for the one that is out.
 //! - A message that fails becomes the head of the lane of its key, as if it had been claimed from there. What the stream had not run goes to the front of the
 //!   lanes of its keys.
 //! - A hot key gives way after `batch_max` messages here as elsewhere. A stream is twice as long, and [`Heat`] counts the messages of each key in
 //!   it (of each 1,024th part of all keys); when one has had its share, the rest of it goes to its lane, and the stream goes on with the others. After a
 //!   stream the lanes have a turn.
+
+use std::collections::VecDeque;
 
 use super::{Ending, Lanes, Settled, State, Turn};
 use crate::message::Item;
@@ -76,10 +78,29 @@ impl<K, M> Lanes<K, M> {
         self.streaming > 0
     }
 
-    /// A worker has taken so many messages from the inbox.
-    pub(super) fn begin_stream(&mut self, messages: usize) {
-        self.streaming = messages;
-        self.taken += messages;
+    /// A worker has taken these messages from the inbox.
+    pub(super) fn begin_stream(&mut self, messages: &VecDeque<Item<K, M>>) {
+        self.streaming = messages.len();
+        self.taken += messages.len();
+        self.stream_keys.clear();
+        self.stream_keys.extend(messages.iter().map(|item| item.fingerprint));
+    }
+
+    /// Takes the lane that is next, leaving out those that have an older message in a stream.
+    pub(super) fn pop_ready(&mut self) -> Option<u32> {
+        if self.streaming == 0 {
+            return self.ready.pop(&mut self.lanes);
+        }
+        let id = self.ready_beside_stream()?;
+        self.ready.remove(&mut self.lanes, id);
+        Some(id)
+    }
+
+    /// The first ready lane that has nothing in the stream that is out. Somebody looks only after a live change has given the dispatcher
+    /// a second worker, so a walk will do.
+    pub(super) fn ready_beside_stream(&self) -> Option<u32> {
+        let free = |id: &u32| !self.stream_keys.contains(&self.lanes[*id as usize].fingerprint);
+        self.ready.iter(&self.lanes).find(free)
     }
 
     /// Ends a stream. What has not been run goes to the front of its lanes; the first of it may have failed.
@@ -104,7 +125,7 @@ impl<K, M> Lanes<K, M> {
             None => self.create(fingerprint, State::Aside, tier),
         };
         let lane = &mut self.lanes[id as usize];
-        self.waiting.push_front(&mut lane.waiting, id, item);
+        self.waiting.push_front(&mut lane.waiting, id, item, false);
         if lane.state == State::Aside {
             self.make_ready(id);
         }

@@ -86,8 +86,8 @@ impl<T> Waiting<T> {
         }
     }
 
-    /// Puts a message that had been taken back to the front. It has been started, so it may not be evicted.
-    pub(super) fn push_front(&mut self, queue: &mut Queue, lane: u32, item: T) {
+    /// Puts a message to the front. If it may be evicted it is the oldest by age: it was taken from somewhere, before all that is here.
+    pub(super) fn push_front(&mut self, queue: &mut Queue, lane: u32, item: T, evictable: bool) {
         let id = self.occupy(item, lane);
         self.nodes[id as usize].next = queue.head;
         match queue.head {
@@ -96,6 +96,9 @@ impl<T> Waiting<T> {
         }
         queue.head = id;
         queue.len += 1;
+        if evictable && self.by_age {
+            self.prepend_by_age(id);
+        }
     }
 
     /// Takes the oldest message of a queue.
@@ -189,6 +192,15 @@ impl<T> Waiting<T> {
         self.newest = id;
     }
 
+    fn prepend_by_age(&mut self, id: u32) {
+        self.nodes[id as usize].newer = self.oldest;
+        match self.oldest {
+            NONE => self.newest = id,
+            oldest => self.nodes[oldest as usize].older = id,
+        }
+        self.oldest = id;
+    }
+
     fn remove_by_age(&mut self, id: u32) {
         if !self.listed_by_age(id) {
             return;
@@ -218,7 +230,7 @@ mod tests {
             waiting.push_back(&mut b, 1, 10 + n, n != 0);
         }
         assert_eq!(waiting.pop_front(&mut a), Some(0));
-        waiting.push_front(&mut a, 0, 0);
+        waiting.push_front(&mut a, 0, 0, false);
         let (lane, node) = waiting.oldest().unwrap();
         assert_eq!(lane, 0, "1 is the oldest that may go: 0 was started, 10 is control");
         assert_eq!(waiting.unlink(&mut a, node), 1);

@@ -122,13 +122,11 @@ where
     R::Output: Into<Outcome>,
 {
     fn spawn(&self, runtime: &tokio::runtime::Handle, shared: Arc<Shared<K, M>>, seat: Arc<Seat<K, M>>) {
-        let handler = self.0.clone();
-        runtime.spawn(async move {
-            let alarm = Arc::new(Notify::new());
-            let sleeper = Sleeper::slot(seat.number, alarm.clone());
-            let worker = Worker::new(shared, seat, sleeper, false);
-            work(worker, &*handler, &alarm).await;
-        });
+        let (handler, alarm) = (self.0.clone(), Arc::new(Notify::new()));
+        let sleeper = Sleeper::slot(seat.number, alarm.clone());
+        // Made here, not in the task: a runtime that goes before the task's first step drops it, and its seat is known to be empty.
+        let worker = Worker::new(shared, seat, sleeper, false);
+        runtime.spawn(async move { work(worker, &*handler, &alarm).await });
     }
 
     fn start(&self, hand: &mut HandOver<K, M>, worker: &mut Worker<K, M>) -> BoxFuture {
