@@ -242,7 +242,7 @@ fn after_fast_times(gate: &Arc<Gate>) -> Engine<u64, u64> {
         .handle(move |_, slow: &mut u64| {
             if *slow > 0 {
                 gate.pass();
-                thread::sleep(Duration::from_millis(1)); // The work: slow, by the engine's measure.
+                thread::sleep(Duration::from_millis(1)); // paced: the work itself, slow by the engine's measure
             }
         })
         .build()

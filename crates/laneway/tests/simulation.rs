@@ -72,12 +72,9 @@ fn topology(random: &mut Rng) -> Topology<u8> {
         0 => Topology::per_worker(random.usize(1..4)),
         1 => Topology::partitioned(1 << random.u32(0..3), random.usize(1..3)),
         2 => Topology::pool(random.usize(1..5)),
-        3 => {
-            Topology::assigned(
-                [vec!["a", "b"], vec!["a"], vec!["b"]],
-                |key: &u8| if *key % 2 == 0 { "a" } else { "b" },
-            )
-        }
+        3 => Topology::assigned([vec!["a", "b"], vec!["a"], vec!["b"]], |key: &u8| {
+            if key.is_multiple_of(2) { "a" } else { "b" }
+        }),
         4 => Topology::builder()
             .dispatcher("x")
             .dispatcher_paced("y", 1_000.0)
@@ -296,7 +293,7 @@ const STEPS_MAX: u64 = 50_000;
 /// Runs one seed and says what was wrong, if anything.
 fn run(seed: u64, talk: bool) -> Result<(), String> {
     let Scenario { mut sim, ledger, submitted } = Scenario::new(seed);
-    let cut_short = (seed % 5 == 0).then_some(seed % 97 * 3);
+    let cut_short = seed.is_multiple_of(5).then_some(seed % 97 * 3);
     while sim.step().map_err(|violation| violation.to_string())? {
         if cut_short == Some(sim.steps()) {
             return end_early(sim, &ledger, seed);
