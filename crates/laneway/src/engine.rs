@@ -8,7 +8,7 @@ use std::{
     hash::{BuildHasher, Hash},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     task::Waker,
     time::{Duration, Instant},
@@ -137,6 +137,8 @@ pub(crate) struct Shared<K, M> {
     pub(crate) closed: AtomicBool,
     /// Turns shall end after the message that they are handling.
     pub(crate) give_way: AtomicBool,
+    /// Workers that have settled messages and not yet told the mappings. The engine is not quiet before they have.
+    pub(crate) unmapping: AtomicUsize,
     /// Where those wait who want to know that the engine is quiet, or that workers have gone.
     pub(crate) quiet: Arc<Room>,
     /// Held while the topology is changed, or the engine shut down.
@@ -202,6 +204,7 @@ impl<K, M> Shared<K, M> {
             appetite: Appetite::new(),
             closed: AtomicBool::new(false),
             give_way: AtomicBool::new(false),
+            unmapping: AtomicUsize::new(0),
             quiet: Arc::new(Room::new()),
             changing: Mutex::new(()),
             spawn,
@@ -257,7 +260,7 @@ impl<K: Hash, M> Shared<K, M> {
         patience: Patience<'_>,
     ) -> Result<Admission, Refused<K, M>> {
         let mut arrival = self.arrive(message);
-        if self.direct {
+        if self.direct && !self.closed.load(Ordering::Acquire) {
             // The first layout, as long as it is the current one: the epoch in ingress knows. It saves the two writes of a guarded load.
             let dispatcher = &self.first[ByHash::index(arrival.fingerprint, self.first.len())];
             match dispatcher.push_direct(arrival, 0, &self.clock) {
@@ -508,7 +511,7 @@ impl<K: Hash, M> Shared<K, M> {
         let mut refused = ByFingerprint::default();
         let expected = messages.size_hint().0;
         let arrivals = messages.map(|message| self.arrive(message));
-        if !self.direct || self.engine_bound.is_counting() {
+        if !self.direct || self.engine_bound.is_counting() || self.closed.load(Ordering::Acquire) {
             for arrival in arrivals {
                 self.submit_next(arrival, &mut refused, &mut report);
             }

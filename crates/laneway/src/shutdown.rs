@@ -22,11 +22,11 @@ pub struct ShutdownReport<K, M> {
 impl<K, M> Shared<K, M> {
     /// Step 1: no more messages.
     pub(crate) fn close(&self) {
-        // The flag last: who is refused because of it must not be accepted later by a dispatcher that was still open.
+        // The flag first, and every way in looks at it: who was refused once is not accepted later by a dispatcher that is still open.
+        self.closed.store(true, Ordering::Release);
         for dispatcher in &self.layout.load().dispatchers {
             dispatcher.close();
         }
-        self.closed.store(true, Ordering::Release);
         self.engine_bound.room.announce();
     }
 
@@ -34,7 +34,9 @@ impl<K, M> Shared<K, M> {
     pub(crate) fn wait_quiet(&self, deadline: Instant) -> bool {
         self.wait_until(deadline, || {
             let layout = self.layout.load();
-            layout.dispatchers.iter().chain(&layout.retired).all(|dispatcher| dispatcher.is_quiet())
+            let quiet =
+                layout.dispatchers.iter().chain(&layout.retired).all(|dispatcher| dispatcher.is_quiet());
+            quiet && self.unmapping.load(Ordering::Acquire) == 0
         })
     }
 

@@ -178,6 +178,23 @@ fn two_workers_take_two_keys_at_once_and_each_in_order() {
     });
 }
 
+/// The same from one batch, which wakes one worker only: that has to wake the other.
+#[test]
+fn whoever_leaves_a_ready_lane_behind_wakes_somebody_for_it() {
+    check(|| {
+        let (witness, meeting) = (Witness::new(), Meeting::new());
+        let model = Model::new(engine(&witness, Topology::pool(2)));
+        let workers = [0, 1].map(|seat| {
+            let meeting = meeting.clone();
+            hire(&model, seat, &witness, move |key| meeting.attend(key))
+        });
+        let report = model.handle.submit_batch([(A, 1), (B, 1)]);
+        assert_eq!(report.accepted, 2);
+        drain(&model, workers);
+        assert_eq!(witness.handled().len(), 2);
+    });
+}
+
 /// Both workers serve both dispatchers. One that is woken for both finds work at one of them, and has to hand the other wake-up on.
 #[test]
 fn a_wake_up_at_another_dispatcher_is_handed_on() {
@@ -221,6 +238,38 @@ fn a_submitter_blocked_by_the_engine_does_not_sleep_beside_room() {
         (1..=3).for_each(|body| accept(&model, (A, body)));
         drain(&model, [worker]);
         assert_eq!(witness.handled_of(A), [1, 2, 3]);
+    });
+}
+
+/// Room is announced when it is made, not only when the worker runs out of work: its second turn waits for the submitter here.
+fn the_first_place_that_comes_free_is_announced(bounded: fn(Builder<u8, u8>) -> Builder<u8, u8>) {
+    check(move || {
+        let (witness, meeting) = (Witness::new(), Meeting::new());
+        let model = Model::new(bounded(engine(&witness, Topology::pool(1))));
+        let worker = {
+            let meeting = meeting.clone();
+            hire(&model, 0, &witness, move |key| {
+                if key == B {
+                    meeting.attend(B)
+                }
+            })
+        };
+        [(A, 1), (B, 1), (A, 2)].into_iter().for_each(|message| accept(&model, message));
+        meeting.attend(A);
+        drain(&model, [worker]);
+        assert_eq!(witness.handled_of(A), [1, 2]);
+    });
+}
+
+#[test]
+fn the_first_place_at_a_dispatcher_is_announced() {
+    the_first_place_that_comes_free_is_announced(|builder| builder.worker_queue_capacity(2));
+}
+
+#[test]
+fn the_first_place_in_the_engine_is_announced() {
+    the_first_place_that_comes_free_is_announced(|builder| {
+        builder.worker_queue_capacity(4).ingress_capacity(2)
     });
 }
 

@@ -535,6 +535,7 @@ impl<K, M> Worker<K, M> {
     /// Settles all that is in its hands, and claims more if it wants.
     fn settle_hand(&mut self, place: usize, wants: Option<&Wants<K>>) -> Found {
         if self.shared.mappings.is_some() {
+            self.shared.unmapping.fetch_add(1, Ordering::AcqRel);
             self.released_turns
                 .extend(self.hand.turns().iter().map(|turn| (turn.fingerprint, turn.released)));
         }
@@ -542,6 +543,10 @@ impl<K, M> Worker<K, M> {
         let (parcels, found) = self.row[place].settle(&mut self.hand, &self.tally, wants, bound, clock);
         for (fingerprint, released) in self.released_turns.drain(..) {
             self.shared.unmap(fingerprint, released);
+        }
+        if self.shared.mappings.is_some() {
+            self.shared.unmapping.fetch_sub(1, Ordering::AcqRel);
+            self.shared.quiet.made_last();
         }
         WorkerCounters::add(&self.seat.counters.handled, self.tally.started);
         WorkerCounters::add(&self.seat.counters.turns, self.tally.turns);
