@@ -22,7 +22,8 @@ In order per key, in parallel across keys.
 Laneway gives every key (an order, an account, a device) a lane of its own. Inside
 a lane, messages are handled strictly in the order in which they were accepted, one
 at a time, through retries and failures. Across lanes, everything runs at full
-speed: a slow key holds up nobody but itself. Memory is bounded, nothing is lost,
+speed, as far as there are workers: no lane waits for another key while a worker of
+its dispatcher is free. Memory is bounded, nothing is lost,
 and every message is accounted for.
 
 This binary shows lanes at work and measures them. The engine itself is the Rust

@@ -342,10 +342,11 @@ fn a_key_is_never_on_two_dispatchers() {
     check(|| {
         let witness = Witness::new();
         let model = Model::new(engine(&witness, Topology::per_worker(2)));
-        let workers = [0, 1].map(|seat| hire(&model, seat, &witness, |_| ()));
         (1..=2).for_each(|body| accept(&model, (A, body)));
+        let workers = [0, 1].map(|seat| hire(&model, seat, &witness, |_| ()));
+        accept(&model, (A, 3));
         drain(&model, workers);
-        assert_eq!(witness.handled_of(A), [1, 2]);
+        assert_eq!(witness.handled_of(A), [1, 2, 3]);
     });
 }
 
@@ -355,13 +356,14 @@ fn a_late_event_stays_behind_its_finish() {
     check(|| {
         let witness = Witness::new();
         let model = Model::new(engine(&witness, Topology::per_worker(2)).flows(Flows::default()));
-        let workers = [0, 1].map(|seat| hire(&model, seat, &witness, |_| ()));
         accept(&model, Message::finish(A, 1));
         accept(&model, Message::new(A, 2));
+        let workers = [0, 1].map(|seat| hire(&model, seat, &witness, |_| ()));
+        accept(&model, Message::new(A, 3));
         drain(&model, workers);
-        assert_eq!(witness.handled_of(A), [1, 2]);
+        assert_eq!(witness.handled_of(A), [1, 2, 3]);
         let snapshot = model.handle.snapshot();
-        assert_eq!((snapshot.active_mappings, snapshot.late), (0, 1), "the late event leaves nothing behind");
+        assert_eq!((snapshot.active_mappings, snapshot.late), (0, 2), "late events leave nothing behind");
     });
 }
 
@@ -421,6 +423,25 @@ fn a_lane_that_moves_waits_for_the_end_of_its_turn() {
     });
 }
 
+/// A submitter that has chosen a dispatcher when the topology changes has to choose again, or its next message would overtake.
+#[test]
+fn nobody_submits_by_an_old_topology() {
+    check(|| {
+        let witness = Witness::new();
+        let topology = Topology::builder().dispatcher("x").worker("w0", ["x"]).build();
+        let model = Model::new(engine(&witness, topology.placed(ByNumber)));
+        let worker = hire(&model, 0, &witness, |_| ());
+        let submitter = {
+            let model = model.clone();
+            thread::spawn(move || (1..=2).for_each(|body| accept(&model, (B, body))))
+        };
+        model.handle.add_dispatcher("y", &["w0"]).unwrap();
+        submitter.join().unwrap();
+        drain(&model, [worker]);
+        assert_eq!(witness.handled_of(B), [1, 2]);
+    });
+}
+
 /// A worker that is alone and quick takes what comes straight from ingress, whatever its key (`src/lane/stream.rs`).
 #[test]
 fn a_stream_sleeps_through_no_message_and_keeps_order() {
@@ -462,15 +483,21 @@ fn a_stream_that_gives_way_loses_nothing() {
 #[test]
 fn nobody_claims_beside_a_stream() {
     check(|| {
-        let witness = Witness::new();
+        let (witness, meeting) = (Witness::new(), Meeting::new());
         let mut model = Model::new(engine(&witness, Topology::pool(1)));
         model.quick = true;
-        let mut workers = vec![hire(&model, 0, &witness, |_| ())];
+        let first = {
+            let meeting = meeting.clone();
+            hire(&model, 0, &witness, move |key| meeting.attend(key))
+        };
+        let mut workers = vec![first];
         accept(&model, (A, 1));
         // Refused while a stream is out, because a change does not wait in a model.
         if model.handle.add_worker("another", &["pool-0"]).is_ok() {
             workers.push(hire(&model, 1, &witness, |_| ()));
         }
+        // The first message is in somebody's hands when the second comes.
+        meeting.attend(B);
         accept(&model, (A, 2));
         drain(&model, workers);
         assert_eq!(witness.handled_of(A), [1, 2]);
