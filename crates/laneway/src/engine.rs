@@ -260,7 +260,8 @@ impl<K: Hash, M> Shared<K, M> {
         patience: Patience<'_>,
     ) -> Result<Admission, Refused<K, M>> {
         let mut arrival = self.arrive(message);
-        if self.direct && !self.closed.load(Ordering::Acquire) {
+        let cancelled = matches!(&patience, Patience::Cancellable(cancel) if cancel.is_cancelled());
+        if self.direct && !cancelled && !self.closed.load(Ordering::Acquire) {
             // The first layout, as long as it is the current one: the epoch in ingress knows. It saves the two writes of a guarded load.
             let dispatcher = &self.first[ByHash::index(arrival.fingerprint, self.first.len())];
             match dispatcher.push_direct(arrival, 0, &self.clock) {
