@@ -486,15 +486,15 @@ fn nobody_claims_beside_a_stream() {
         let (witness, meeting) = (Witness::new(), Meeting::new());
         let mut model = Model::new(engine(&witness, Topology::pool(1)));
         model.quick = true;
-        let first = {
+        let attend = || {
             let meeting = meeting.clone();
-            hire(&model, 0, &witness, move |key| meeting.attend(key))
+            move |key| meeting.attend(key)
         };
-        let mut workers = vec![first];
+        let mut workers = vec![hire(&model, 0, &witness, attend())];
         accept(&model, (A, 1));
         // Refused while a stream is out, because a change does not wait in a model.
         if model.handle.add_worker("another", &["pool-0"]).is_ok() {
-            workers.push(hire(&model, 1, &witness, |_| ()));
+            workers.push(hire(&model, 1, &witness, attend()));
         }
         // The first message is in somebody's hands when the second comes.
         meeting.attend(B);
