@@ -534,6 +534,9 @@ where
 impl<K, M> Worker<K, M> {
     /// Settles all that is in its hands, and claims more if it wants.
     fn settle_hand(&mut self, place: usize, wants: Option<&Wants<K>>) -> Found {
+        // Before the lanes know: who finds the engine quiet afterwards finds this counted, too.
+        WorkerCounters::add(&self.seat.counters.handled, self.tally.started);
+        WorkerCounters::add(&self.seat.counters.turns, self.tally.turns);
         if self.shared.mappings.is_some() {
             self.shared.unmapping.fetch_add(1, Ordering::AcqRel);
             self.released_turns
@@ -548,8 +551,6 @@ impl<K, M> Worker<K, M> {
             self.shared.unmapping.fetch_sub(1, Ordering::AcqRel);
             self.shared.quiet.made_last();
         }
-        WorkerCounters::add(&self.seat.counters.handled, self.tally.started);
-        WorkerCounters::add(&self.seat.counters.turns, self.tally.turns);
         self.tally.clear();
         self.released_before = 0;
         for parcel in parcels {
