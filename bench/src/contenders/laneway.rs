@@ -156,7 +156,7 @@ pub(super) enum Handles {
 }
 
 impl Producer for Handles {
-    #[inline]
+    #[inline(always)]
     fn submit(&mut self, message: Message) {
         let accepted = match self {
             Self::U64(handle) => handle.submit((message.key, message.body)).is_ok(),

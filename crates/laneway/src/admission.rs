@@ -5,7 +5,6 @@
 //! document 003's ring and document 000's queues did not see once a consumer had drained them.
 
 use std::{
-    collections::VecDeque,
     fmt,
     sync::{Arc, atomic::Ordering},
     task::{Wake, Waker},
@@ -14,7 +13,7 @@ use std::{
 
 use crate::{
     error::Refusal,
-    message::{Item, Kind, Message},
+    message::{Arrivals, Item, Kind, Message},
     sync::{AtomicU64, AtomicUsize, Condvar, Mutex, Padded, lock, wait_for},
     worker::Sleeper,
 };
@@ -181,7 +180,7 @@ impl<K, M> Default for BatchReport<K, M> {
 #[derive(Debug)]
 pub(crate) struct Ingress<K, M> {
     /// In the order of acceptance.
-    pub(crate) buffer: VecDeque<Item<K, M>>,
+    pub(crate) buffer: Arrivals<K, M>,
     /// Idle workers. The last one in is woken first: its memory is warm.
     pub(crate) sleepers: Vec<Sleeper>,
     /// How many were ever accepted here.
@@ -202,7 +201,7 @@ pub(crate) struct Ingress<K, M> {
 impl<K, M> Ingress<K, M> {
     pub(crate) fn new(epoch: u64) -> Self {
         Ingress {
-            buffer: VecDeque::new(),
+            buffer: Arrivals::new(),
             sleepers: Vec::new(),
             accepted: 0,
             released_seen: 0,

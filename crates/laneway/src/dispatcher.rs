@@ -24,7 +24,7 @@ use crate::{
     error::Refusal,
     explain::{Explanation, Reason},
     lane::{Ending, Hand, Heat, Lanes, Pace, Parcel, State, Wants},
-    message::{Item, Kind, Priority},
+    message::{Arrivals, Item, Kind, Priority},
     stats::{Account, Counted, DispatcherStats, Tally},
     sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Padded, lock, try_lock},
     worker::Sleeper,
@@ -43,6 +43,8 @@ pub(crate) struct Limits {
     pub(crate) lane: Option<usize>,
     pub(crate) lanes: Option<usize>,
     pub(crate) overflow: [Overflow; 4],
+    /// Whether the placement looks at how much is here.
+    pub(crate) load_counts: bool,
     /// One message in this many is timed; 0 for none.
     pub(crate) sampling: u64,
 }
@@ -67,9 +69,9 @@ impl Limits {
 /// What can be read without a lock. Written under the ingress lock.
 #[derive(Debug, Default)]
 struct Hints {
-    /// Messages in the ingress buffer.
-    ingress: AtomicUsize,
-    /// Ever accepted.
+    /// Whether there are messages in the ingress buffer. Written only when that changes: workers look at it.
+    waiting: AtomicUsize,
+    /// Ever accepted. Kept up to date for every message only where the placement looks at the load.
     accepted: AtomicU64,
 }
 
@@ -78,7 +80,9 @@ struct Hints {
 struct Inner<K, M> {
     lanes: Lanes<K, M>,
     /// Taken from ingress, not yet admitted; all of it is older than what is in ingress now.
-    inbox: VecDeque<Item<K, M>>,
+    inbox: Arrivals<K, M>,
+    /// How many were taken with it.
+    came: usize,
     /// At least as many as there are sleepers (rule 4).
     sleepers_hint: usize,
     /// Who sleeps with a timeout, and until when.
@@ -172,7 +176,8 @@ impl<K, M> Dispatcher<K, M> {
         lanes.pace = pace.map(Pace::new);
         let inner = Inner {
             lanes,
-            inbox: VecDeque::new(),
+            inbox: Arrivals::new(),
+            came: 0,
             sleepers_hint: 0,
             timekeeper: None,
             counted: Counted::new(),
@@ -231,7 +236,7 @@ impl<K, M> Dispatcher<K, M> {
     }
 
     /// The short way in, for a message about which nothing has to be looked up: gives it back where there is anything out of the ordinary.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push_direct(
         &self,
         arrival: Item<K, M>,
@@ -266,6 +271,7 @@ impl<K, M> Dispatcher<K, M> {
         (taken, wake)
     }
 
+    #[inline(always)]
     fn has_room(&self, ingress: &mut Ingress<K, M>, kind: Kind) -> bool {
         let limit = self.limits.capacity + if kind.is_control() { self.limits.reserve } else { 0 };
         if ingress.accepted - ingress.released_seen < limit {
@@ -275,9 +281,10 @@ impl<K, M> Dispatcher<K, M> {
         ingress.accepted - ingress.released_seen < limit
     }
 
+    #[inline(always)]
     fn accept(&self, ingress: &mut Ingress<K, M>, item: &mut Item<K, M>, clock: &Clock) {
         ingress.accepted += 1;
-        self.hints().accepted.store(ingress.accepted, Ordering::Relaxed);
+        self.note_accepted(ingress);
         if ingress.until_timed > 0 {
             ingress.until_timed -= 1;
         } else if self.limits.sampling > 0 {
@@ -286,13 +293,23 @@ impl<K, M> Dispatcher<K, M> {
         }
     }
 
+    #[inline(always)]
     fn push(&self, ingress: &mut Ingress<K, M>, mut arrival: Item<K, M>, clock: &Clock) {
         self.accept(ingress, &mut arrival, clock);
         if arrival.message.priority != Priority::Normal {
             self.urgent.store(1, Ordering::Relaxed);
         }
-        ingress.buffer.push_back(arrival);
-        self.hints().ingress.store(ingress.buffer.len(), Ordering::Relaxed);
+        if ingress.buffer.is_empty() {
+            self.hints().waiting.store(1, Ordering::Relaxed);
+        }
+        ingress.buffer.push(arrival);
+    }
+
+    /// For placement by load.
+    fn note_accepted(&self, ingress: &Ingress<K, M>) {
+        if self.limits.load_counts {
+            self.hints().accepted.store(ingress.accepted, Ordering::Relaxed);
+        }
     }
 
     /// Pushes as many as there is room for, in order.
@@ -337,9 +354,9 @@ impl<K, M> Dispatcher<K, M> {
             first.accepted_at = clock.now().max(1);
         }
         ingress.accepted += all as u64;
-        self.hints().accepted.store(ingress.accepted, Ordering::Relaxed);
+        self.note_accepted(ingress);
         ingress.buffer.append(arrivals);
-        self.hints().ingress.store(ingress.buffer.len(), Ordering::Relaxed);
+        self.hints().waiting.store(1, Ordering::Relaxed);
         all
     }
 
@@ -415,7 +432,7 @@ impl<K, M> Dispatcher<K, M> {
         let mut inner = lock(&self.inner);
         let mut ingress = self.ingress();
         ingress.accepted += 1;
-        self.hints().accepted.store(ingress.accepted, Ordering::Relaxed);
+        self.note_accepted(&ingress);
         ingress.drops.record(dropped);
         inner.released += 1;
         self.released.store(inner.released, Ordering::Release);
@@ -438,7 +455,7 @@ impl<K, M> Dispatcher<K, M> {
 
     /// Whether a look would probably find something. For workers that spin; the truth is under the locks.
     pub(crate) fn looks_busy(&self) -> bool {
-        self.hints().ingress.load(Ordering::Relaxed) > 0
+        self.hints().waiting.load(Ordering::Relaxed) > 0
     }
 
     // ── workers ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -568,7 +585,7 @@ impl<K, M> Dispatcher<K, M> {
         if inner.lanes_turn || (inner.inbox.is_empty() && !self.refill(inner)) {
             return false;
         }
-        hand.fill_from(&mut inner.inbox, &mut inner.lanes, &mut inner.heat, wants.messages)
+        hand.fill_from(&mut inner.inbox, &mut inner.lanes, &mut inner.heat, wants.messages, inner.came)
     }
 
     /// Bars streams while the topology changes, or lets them again.
@@ -599,7 +616,7 @@ impl<K, M> Dispatcher<K, M> {
                 return;
             }
             for _ in 0..ADMIT_AT_ONCE {
-                let Some(arrival) = inner.inbox.pop_front() else { break };
+                let Some(arrival) = inner.inbox.pop() else { break };
                 inner.lanes.admit(arrival);
             }
         }
@@ -612,7 +629,8 @@ impl<K, M> Dispatcher<K, M> {
             return false;
         }
         std::mem::swap(&mut inner.inbox, &mut ingress.buffer);
-        self.hints().ingress.store(0, Ordering::Relaxed);
+        inner.came = inner.inbox.len();
+        self.hints().waiting.store(0, Ordering::Relaxed);
         true
     }
 
@@ -652,8 +670,8 @@ impl<K, M> Dispatcher<K, M> {
         let is_quiet = inner.lanes.is_quiet();
         if is_quiet {
             inner.lanes.shrink();
-            shrink_buffer(&mut inner.inbox);
-            shrink_buffer(&mut ingress.buffer);
+            inner.inbox.shrink();
+            ingress.buffer.shrink();
         }
         drop(ingress);
         drop(guard);
@@ -958,24 +976,17 @@ impl<K, M> Locked<'_, K, M> {
 
     fn note_accepted(&mut self) {
         self.ingress.released_seen = self.inner.released.min(self.ingress.accepted);
-        self.dispatcher.hints().accepted.store(self.ingress.accepted, Ordering::Relaxed);
+        self.dispatcher.note_accepted(&self.ingress);
     }
 }
 
 /// Admits all that has been accepted, in order.
 fn admit_everything<K, M>(inner: &mut Inner<K, M>, ingress: &mut Ingress<K, M>, hints: &Hints) {
-    while let Some(arrival) = inner.inbox.pop_front() {
+    while let Some(arrival) = inner.inbox.pop() {
         inner.lanes.admit(arrival);
     }
-    while let Some(arrival) = ingress.buffer.pop_front() {
+    while let Some(arrival) = ingress.buffer.pop() {
         inner.lanes.admit(arrival);
     }
-    hints.ingress.store(0, Ordering::Relaxed);
-}
-
-/// Gives the memory of a buffer back that has grown in a burst.
-fn shrink_buffer<T>(buffer: &mut VecDeque<T>) {
-    if buffer.capacity() > 1_024 {
-        buffer.shrink_to(0);
-    }
+    hints.waiting.store(0, Ordering::Relaxed);
 }

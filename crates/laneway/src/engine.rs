@@ -30,7 +30,7 @@ use crate::{
     flows::{Mappings, Placed, Placing},
     handler::{Failure, OnFail, report_failure},
     lane::{ByFingerprint, Parcel},
-    message::{Item, Message},
+    message::{Item, Message, fingerprint_of},
     outcome::RetryPolicy,
     placement::{Among, ByHash, LooksAt, Placement},
     shutdown::ShutdownReport,
@@ -241,8 +241,9 @@ impl<K, M> Shared<K, M> {
 }
 
 impl<K: Hash, M> Shared<K, M> {
+    #[inline]
     pub(crate) fn fingerprint(&self, key: &K) -> u64 {
-        self.hasher.hash_one(key)
+        fingerprint_of(self.hasher.hash_one(key))
     }
 
     /// The dispatcher of a key, for an operator: where it is mapped, or would be placed.
@@ -253,7 +254,7 @@ impl<K: Hash, M> Shared<K, M> {
 
     // ── submission ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn submit(
         &self,
         message: Message<K, M>,
@@ -276,6 +277,8 @@ impl<K: Hash, M> Shared<K, M> {
         self.submit_arrival(arrival, patience)
     }
 
+    #[cold]
+    #[inline(never)]
     fn submit_arrival(
         &self,
         mut arrival: Item<K, M>,
@@ -301,6 +304,7 @@ impl<K: Hash, M> Shared<K, M> {
         }
     }
 
+    #[inline(always)]
     pub(crate) fn arrive(&self, message: Message<K, M>) -> Item<K, M> {
         let fingerprint = self.fingerprint(&message.key);
         Item { fingerprint, accepted_at: 0, message }
@@ -648,6 +652,7 @@ impl<K, M> std::fmt::Debug for Handle<K, M> {
 
 impl<K: Hash, M> Handle<K, M> {
     /// Submits a message: by the overflow policy of whatever bound it meets, this may wait.
+    #[inline]
     pub fn submit(&self, message: impl Into<Message<K, M>>) -> Result<Admission, Refused<K, M>> {
         self.shared.submit(message.into(), Patience::Policy)
     }

@@ -127,7 +127,7 @@ impl Mappings {
     }
 
     fn shard(&self, fingerprint: u64) -> MutexGuard<'_, Shard> {
-        lock(&self.shards[(fingerprint >> 40) as usize % SHARDS])
+        lock(&self.shards[(fingerprint >> 48) as usize % SHARDS])
     }
 
     /// Finds or makes the mapping of a key and counts one more outstanding. `choose` is asked for a new one.
@@ -338,7 +338,7 @@ impl LockedMappings<'_> {
     }
 
     pub(crate) fn find(&self, fingerprint: u64) -> Option<usize> {
-        let shard = &self.0[(fingerprint >> 40) as usize % SHARDS];
+        let shard = &self.0[(fingerprint >> 48) as usize % SHARDS];
         shard.mappings.get(&fingerprint).map(|mapping| mapping.dispatcher)
     }
 }

@@ -44,7 +44,7 @@ use std::{
 
 use crate::{
     explain::{Holder, Standing},
-    message::Item,
+    message::{Arrivals, Item},
 };
 use ready::Ready;
 use waiting::{NONE, Queue, Waiting};
@@ -142,11 +142,13 @@ pub(crate) struct Hand<K, M> {
     len: usize,
     /// Those before it have ended.
     current: usize,
+    /// How many messages came at once with the last of this stream, if the inbox is empty now.
+    drained: Option<usize>,
 }
 
 impl<K, M> Hand<K, M> {
     pub(crate) fn new() -> Self {
-        Hand { turns: vec![Turn::new()], len: 0, current: 0 }
+        Hand { turns: vec![Turn::new()], len: 0, current: 0, drained: None }
     }
 
     /// The turn that is run now.
@@ -171,28 +173,29 @@ impl<K, M> Hand<K, M> {
         &mut self.turns[..self.len]
     }
 
-    /// Whether it holds a stream.
-    pub(crate) fn is_stream(&self) -> bool {
-        self.turns[0].lane == NONE
+    /// See the field.
+    pub(crate) fn drained(&self) -> Option<usize> {
+        self.drained
     }
 
     pub(crate) fn clear(&mut self) {
-        (self.len, self.current) = (0, 0);
+        (self.len, self.current, self.drained) = (0, 0, None);
     }
 
     /// Takes messages straight from the inbox, in their order, whatever their keys: a stream. Those that have to wait in a lane go there. See
     /// `lane/stream.rs`.
     pub(crate) fn fill_from(
         &mut self,
-        inbox: &mut VecDeque<Item<K, M>>,
+        inbox: &mut Arrivals<K, M>,
         lanes: &mut Lanes<K, M>,
         heat: &mut Heat,
         most: usize,
+        came: usize,
     ) -> bool {
         let turn = &mut self.turns[0];
         let most = heat.begin(inbox.len()).min(most);
         while turn.items.len() < most
-            && let Some(item) = inbox.pop_front()
+            && let Some(item) = inbox.pop()
         {
             if lanes.has_lane(item.fingerprint) || heat.rises(item.fingerprint) {
                 lanes.admit(item);
@@ -204,6 +207,7 @@ impl<K, M> Hand<K, M> {
         if taken > 0 {
             (turn.lane, turn.attempts, turn.released) = (NONE, 0, 0);
             (self.len, self.current) = (1, 0);
+            self.drained = inbox.is_empty().then_some(came);
             lanes.begin_stream(&turn.items);
         }
         taken > 0

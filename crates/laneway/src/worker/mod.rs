@@ -164,8 +164,11 @@ const SLOW: u64 = 50_000;
 const HAND_LANES: usize = 128;
 const HAND_MESSAGES: usize = 512;
 
-/// A hand of quick messages with fewer than this is hardly worth the locks that it cost.
-const LITTLE: u64 = 16;
+/// A stream of fewer messages is hardly worth the locks that it cost.
+const FEW: usize = 16;
+
+/// A stream of as many is worth them.
+const MANY: usize = 1_024;
 
 /// While messages are quick, one in this many is timed.
 const TIMED_ONE_IN: u32 = 64;
@@ -275,6 +278,20 @@ impl<K, M> Seat<K, M> {
     }
 }
 
+/// How quick messages come to a worker that streams them, and so when its next look is worth the locks.
+///
+/// A worker that is quicker than the submitters would take each message as it comes. That is the least latency and the least
+/// throughput: both sides spend their time on taking the ingress lock, and the memory behind it, from each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Supply {
+    /// Look again at once.
+    Plenty,
+    /// Few at a time: look again when one more may have come.
+    Trickle,
+    /// Dozens or hundreds at a time, again and again: they will be thousands by and by.
+    Current,
+}
+
 /// What a worker found when it looked at its dispatchers.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Look {
@@ -307,8 +324,10 @@ pub(crate) struct Worker<K, M> {
     /// Failed cycles in a row.
     pub(crate) failures: u32,
     full_turns: bool,
-    /// Whether the last hand was hardly worth its locks.
-    pub(crate) ran_little: bool,
+    /// How many messages came at once with the last stream.
+    came: usize,
+    /// What that says about the next look.
+    pub(crate) supply: Supply,
     /// Messages that had been released when the current turn began.
     released_before: u64,
     /// What to tell the mappings once a hand is settled.
@@ -339,7 +358,8 @@ where
             tempo: Tempo::new(),
             failures: 0,
             full_turns,
-            ran_little: false,
+            came: 0,
+            supply: Supply::Plenty,
             released_before: 0,
             released_turns: Vec::new(),
         }
@@ -470,9 +490,9 @@ where
             return true;
         }
         let place = self.serving.take().expect("a turn in hand");
-        self.ran_little = self.hand.is_stream() && self.tally.started < LITTLE;
+        let supply = self.supply();
         let stays = self.row.len() == 1
-            && !self.ran_little
+            && supply == Supply::Plenty
             && !self.seat.dismissed.load(Ordering::Acquire)
             && self.seat.version.load(Ordering::Acquire) == self.version;
         let wants = stays.then(|| self.wants(&self.row[place]));
@@ -481,6 +501,17 @@ where
             self.took(place);
         }
         found == Found::Turn
+    }
+
+    /// How the messages come that it streams, judged at the end of a hand.
+    fn supply(&mut self) -> Supply {
+        self.supply = match self.hand.drained() {
+            Some(came) if came < FEW => Supply::Trickle,
+            Some(came) if came < MANY && self.came >= FEW => Supply::Current,
+            _ => Supply::Plenty,
+        };
+        self.came = self.hand.drained().unwrap_or(self.came);
+        self.supply
     }
 
     /// Registers as a sleeper everywhere. `None` if it should look again instead; else until when it may sleep.

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Look, WaitStrategy, Worker};
+use super::{Look, Supply, WaitStrategy, Worker};
 use crate::{handler::RunTurn, stats::WorkerCounters, sync::park_for};
 
 /// How often a worker that is about to sleep offers its core to others first. On a busy machine that is when the submitter
@@ -19,6 +19,9 @@ const PAUSES: u32 = 6;
 /// Pauses of the processor in a breath: about a microsecond.
 const BREATH: u32 = 40;
 
+/// Anything above zero: systems round it up to what they can do, about 60 µs.
+const NAP: Duration = Duration::from_micros(1);
+
 /// The whole life of a worker thread.
 pub(crate) fn work<K: Clone, M>(mut worker: Worker<K, M>, handler: Arc<dyn RunTurn<K, M>>) {
     let strategy = worker.shared.settings.wait;
@@ -26,7 +29,7 @@ pub(crate) fn work<K: Clone, M>(mut worker: Worker<K, M>, handler: Arc<dyn RunTu
         match worker.look() {
             Look::Turn => {
                 run_turns(&mut worker, &*handler);
-                take_breath(&worker);
+                take_breath(&worker, strategy);
             }
             Look::Nothing => rest(&mut worker, strategy),
             Look::Contended => back_off(&mut worker),
@@ -44,11 +47,14 @@ fn run_turns<K: Clone, M>(worker: &mut Worker<K, M>, handler: &dyn RunTurn<K, M>
     }
 }
 
-/// A worker that is quicker than the submitters would take each message as it comes, and both would spend their time on handing the ingress
-/// lock to each other. So after a small hand of quick messages it pauses for about a microsecond, in which a few more come.
-fn take_breath<K: Clone, M>(worker: &Worker<K, M>) {
-    if worker.ran_little && !worker.tempo.is_slow() {
-        (0..BREATH).for_each(|_| std::hint::spin_loop());
+/// Lets more messages come, if that is worth it. A worker that would sleep when idle sleeps here, too: the shortest sleep there is
+/// takes about as long as a wake-up, and at the rate of a current hundreds of messages come meanwhile.
+fn take_breath<K: Clone, M>(worker: &Worker<K, M>, strategy: WaitStrategy) {
+    match worker.supply {
+        _ if worker.tempo.is_slow() => {}
+        Supply::Plenty => {}
+        Supply::Current if strategy == WaitStrategy::Park => std::thread::sleep(NAP),
+        Supply::Trickle | Supply::Current => (0..BREATH).for_each(|_| std::hint::spin_loop()),
     }
 }
 
