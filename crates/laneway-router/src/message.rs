@@ -1,0 +1,210 @@
+//! What travels: the message as publishers write it and sources carry it.
+//!
+//! One JSON object, with the names that document 004 gives them. Parsing is strict about types and limits and lenient about nothing:
+//! whatever does not fit is refused with the name of the field, because a message that is misread is worse than one that is refused.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+/// No message is longer than this, as JSON: what SQS takes, and enough for a pointer to anything larger.
+pub const MESSAGE_BYTES_MAX: usize = 256 * 1024;
+
+/// No identifier (id, group, pool, deduplication id) is longer than this.
+pub const NAME_BYTES_MAX: usize = 256;
+
+/// How many headers a message may carry, and how long each may be, name and value together.
+pub const HEADERS_MAX: usize = 64;
+/// See [`HEADERS_MAX`].
+pub const HEADER_BYTES_MAX: usize = 8 * 1024;
+
+/// A message.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Message {
+    /// What the publisher calls it.
+    pub id: String,
+    /// The pool that runs it; an unknown one falls back to the default pool.
+    pub pool_code: String,
+    /// Bearer token for the target. Never logged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auth_token: Option<Secret>,
+    /// How the target is called.
+    #[serde(default)]
+    pub mediation_type: MediationType,
+    /// Where: a URL for `HTTP`; for `SIMULATED` a duration such as `15ms`, or a range such as `10ms..20ms`, or nothing.
+    #[serde(default)]
+    pub mediation_target: String,
+    /// What orders it. Messages without one follow the pool's rule for those.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message_group_id: Option<String>,
+    /// What is posted to the target; `{"messageId": id}` if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub payload: Option<Box<RawValue>>,
+    /// Further headers for the target.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub headers: BTreeMap<String, String>,
+    /// Which of the groups that could run goes first. Never reorders a group.
+    #[serde(default)]
+    pub priority: Priority,
+    /// What a failure of this message means for its successors.
+    #[serde(default)]
+    pub dispatch_mode: DispatchMode,
+    /// Two messages with the same one within the queue's window are one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deduplication_id: Option<String>,
+}
+
+/// A text that is written nowhere but to where it belongs.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Wraps a text.
+    pub fn new(text: impl Into<String>) -> Self {
+        Secret(text.into())
+    }
+
+    /// The text itself, for the header it is made for.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("(secret)")
+    }
+}
+
+/// How a target is called.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum MediationType {
+    /// POST to a URL.
+    #[default]
+    Http,
+    /// Waits a while and is done: for demonstrations and benchmarks.
+    Simulated,
+}
+
+/// The tier of a message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Priority {
+    /// Before the others.
+    High,
+    /// As most.
+    #[default]
+    Normal,
+    /// After the others.
+    Low,
+}
+
+/// What a failure means for the messages behind it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum DispatchMode {
+    /// Not ordered at all: the group, if it has one, is a label.
+    Immediate,
+    /// Ordered; after its last attempt a failed message goes to the dead letters and the next one runs.
+    #[default]
+    NextOnError,
+    /// Ordered; after its last attempt the group stops in front of the failed message until it is resumed.
+    BlockOnError,
+}
+
+/// Why a text is not a message.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotAMessage {
+    /// Longer than any message may be.
+    #[error("{bytes} bytes are more than the {MESSAGE_BYTES_MAX} that a message may have")]
+    TooLong {
+        /// How long it is.
+        bytes: usize,
+    },
+    /// Not JSON, or not of the right shape.
+    #[error("{0}")]
+    Malformed(String),
+    /// A field that breaks a limit.
+    #[error("`{field}` {problem}")]
+    BadField {
+        /// Its name.
+        field: &'static str,
+        /// What is wrong, and what would be right.
+        problem: String,
+    },
+}
+
+impl Message {
+    /// Reads a message.
+    ///
+    /// ```
+    /// use laneway_router::message::Message;
+    /// let message = Message::parse(br#"{"id": "m-1", "poolCode": "orders", "messageGroupId": "order-7"}"#).unwrap();
+    /// assert_eq!(message.message_group_id.as_deref(), Some("order-7"));
+    /// let error = Message::parse(br#"{"id": 1, "poolCode": "orders"}"#).unwrap_err();
+    /// assert!(error.to_string().contains("invalid type"));
+    /// ```
+    pub fn parse(json: &[u8]) -> Result<Self, NotAMessage> {
+        if json.len() > MESSAGE_BYTES_MAX {
+            return Err(NotAMessage::TooLong { bytes: json.len() });
+        }
+        let message: Message =
+            serde_json::from_slice(json).map_err(|error| NotAMessage::Malformed(error.to_string()))?;
+        message.check()?;
+        Ok(message)
+    }
+
+    /// As JSON.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("a message has nothing that JSON cannot say")
+    }
+
+    /// What orders it, if anything does. A group of blanks is none.
+    pub fn group(&self) -> Option<&str> {
+        let ordered = self.dispatch_mode != DispatchMode::Immediate;
+        self.message_group_id.as_deref().map(str::trim).filter(|group| ordered && !group.is_empty())
+    }
+
+    /// Whether it is within the limits.
+    pub fn check(&self) -> Result<(), NotAMessage> {
+        name("id", &self.id, 1)?;
+        name("poolCode", &self.pool_code, 0)?;
+        name("messageGroupId", self.message_group_id.as_deref().unwrap_or(""), 0)?;
+        name("deduplicationId", self.deduplication_id.as_deref().unwrap_or(""), 0)?;
+        if self.mediation_type == MediationType::Http && self.mediation_target.is_empty() {
+            return Err(bad("mediationTarget", "is missing; HTTP needs a URL".to_owned()));
+        }
+        if self.headers.len() > HEADERS_MAX {
+            let problem = format!("has {} entries; at most {HEADERS_MAX} are allowed", self.headers.len());
+            return Err(bad("headers", problem));
+        }
+        let long = self.headers.iter().find(|(name, value)| name.len() + value.len() > HEADER_BYTES_MAX);
+        match long {
+            Some((name, _)) => {
+                Err(bad("headers", format!("has `{name}`, longer than {HEADER_BYTES_MAX} bytes")))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+fn name(field: &'static str, value: &str, shortest: usize) -> Result<(), NotAMessage> {
+    if value.len() < shortest {
+        return Err(bad(field, "is empty".to_owned()));
+    }
+    if value.len() > NAME_BYTES_MAX {
+        return Err(bad(field, format!("has {} bytes; at most {NAME_BYTES_MAX} are allowed", value.len())));
+    }
+    if value.chars().any(char::is_control) {
+        return Err(bad(field, "contains control characters".to_owned()));
+    }
+    Ok(())
+}
+
+fn bad(field: &'static str, problem: String) -> NotAMessage {
+    NotAMessage::BadField { field, problem }
+}

@@ -1,0 +1,134 @@
+//! Where messages come from: one trait, one conformance suite, one file per kind of source.
+//!
+//! A source hands out [`Delivery`]s under a lease and takes them back by their [`Receipt`]. The router (`router.rs`) asks it only for
+//! what fits, keeps the leases alive while deliveries wait or work, and settles each of them exactly once.
+//!
+//! # What every source promises
+//!
+//! 1. Deliveries of a group come in the order in which they were published. While one of them is claimed by somebody else, or is
+//!    delayed, none behind it is handed out.
+//! 2. A receipt is good for one delivery. When the lease has run out and the message has been handed out again, the old receipt
+//!    settles nothing: the answer is [`Settled::Stale`].
+//! 3. What was published and acknowledged to the publisher is handed out until it is settled, whatever crashes.
+//! 4. What is settled is never handed out again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+
+/// One handing-out of a message.
+#[derive(Clone, Debug)]
+pub struct Delivery {
+    /// Which message of the source it is; the same again when it is handed out again. Never used to settle.
+    pub id: DeliveryId,
+    /// What settles this handing-out, and no other.
+    pub receipt: Receipt,
+    /// The group as the source knows it; goes before the one in the text.
+    pub group: Option<Arc<str>>,
+    /// The message as it was published.
+    pub text: Arc<[u8]>,
+    /// How many times it was handed out, this one included.
+    pub attempt: u32,
+}
+
+/// Identity of a message within its source: its sequence where the source has one. Grows in the order of publication.
+pub type DeliveryId = u64;
+
+/// What a source gives with a delivery to recognise it by.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Receipt(pub Arc<str>);
+
+/// What is to become of a delivery.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Disposal {
+    /// Handled: never hand it out again.
+    Done,
+    /// Hand it out again after this time, not before; its successors wait with it.
+    GiveBack {
+        /// How long it, and so its group, has to wait.
+        delay: Duration,
+    },
+    /// Failed for good: keep it among the dead letters, with the reason.
+    DeadLetter {
+        /// Why.
+        reason: String,
+    },
+    /// Cannot be read as a message: keep the text as it is, with the reason, where it does no harm.
+    Quarantine {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// What became of a settlement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settled {
+    /// As asked, and durably so.
+    Settled,
+    /// The receipt is from an older handing-out, or the message is gone: nothing was done.
+    Stale,
+}
+
+/// Why a source could not do what it was asked to.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SourceError {
+    /// Perhaps later: a lost connection, a full disk, a locked file. The source keeps trying to recover by itself.
+    #[error("{0}")]
+    Unavailable(String),
+    /// Not without somebody's doing.
+    #[error("{0}")]
+    Broken(String),
+    /// The source was closed.
+    #[error("the source is closed")]
+    Closed,
+}
+
+/// How many deliveries are wanted, and how long to wait for the first.
+#[derive(Clone, Copy, Debug)]
+pub struct Wants {
+    /// At most so many.
+    pub most: usize,
+    /// Comes back empty after this time.
+    pub wait: Duration,
+    /// How long they are leased.
+    pub lease: Duration,
+}
+
+/// A source of deliveries.
+pub trait Source: Send + Sync + 'static {
+    /// What it is called in the configuration, in metrics and in logs.
+    fn name(&self) -> &str;
+
+    /// Claims deliveries that may run now: at least one unless the wait runs out. Dropping the future loses nothing: what it had
+    /// claimed comes again.
+    fn claim(&self, wants: Wants) -> BoxFuture<'_, Result<Vec<Delivery>, SourceError>>;
+
+    /// Settles deliveries, all in one go where the source can. The answers are in the order of the question, and each is durable
+    /// when it is given.
+    fn settle(&self, disposals: Vec<(Receipt, Disposal)>)
+    -> BoxFuture<'_, Result<Vec<Settled>, SourceError>>;
+
+    /// Renews leases. Says which were still good.
+    fn extend(
+        &self,
+        receipts: Vec<Receipt>,
+        lease: Duration,
+    ) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>>;
+
+    /// How many messages wait, are leased, and are dead, as far as the source can tell.
+    fn depth(&self) -> BoxFuture<'_, Result<Depth, SourceError>>;
+}
+
+/// What a source holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Depth {
+    /// Published and not claimed.
+    pub waiting: u64,
+    /// Claimed and not settled.
+    pub leased: u64,
+    /// Among the dead letters.
+    pub dead: u64,
+    /// In quarantine.
+    pub quarantined: u64,
+}
