@@ -26,6 +26,7 @@ const ALLOWED: &[Allowed] = &[
     Allowed { id: "Unicode-3.0", because: "tables of the Unicode standard; asks for the notice" },
     Allowed { id: "Unlicense", because: "public domain" },
     Allowed { id: "CC0-1.0", because: "public domain" },
+    Allowed { id: "CDLA-Permissive-2.0", because: "data, here the roots of TLS; asks for the notice only" },
 ];
 
 #[derive(Deserialize)]

@@ -6,8 +6,9 @@
 //!                        with so many slots         simulated    wait, final    dead letter
 //! ```
 //!
-//! The files follow that way: [`message`], [`source`], [`mediator`].
+//! The files follow that way: [`message`], [`source`], [`mediator`]. [`targets`] is what stands at its end in tests and demonstrations.
 
 pub mod mediator;
 pub mod message;
 pub mod source;
+pub mod targets;

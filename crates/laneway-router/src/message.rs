@@ -4,9 +4,12 @@
 //! whatever does not fit is refused with the name of the field, because a message that is misread is worse than one that is refused.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+
+use crate::mediator::headers;
 
 /// No message is longer than this, as JSON: what SQS takes, and enough for a pointer to anything larger.
 pub const MESSAGE_BYTES_MAX: usize = 256 * 1024;
@@ -20,7 +23,9 @@ pub const HEADERS_MAX: usize = 64;
 pub const HEADER_BYTES_MAX: usize = 8 * 1024;
 
 /// A message.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+///
+/// Its debug text has no token, no values of headers and nothing of the payload: all of them may be secret.
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Message {
     /// What the publisher calls it.
@@ -56,6 +61,23 @@ pub struct Message {
     pub deduplication_id: Option<String>,
 }
 
+impl fmt::Debug for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Message")
+            .field("id", &self.id)
+            .field("pool_code", &self.pool_code)
+            .field("mediation_type", &self.mediation_type)
+            .field("mediation_target", &self.mediation_target)
+            .field("message_group_id", &self.message_group_id)
+            .field("payload_bytes", &self.payload.as_ref().map(|payload| payload.get().len()))
+            .field("headers", &self.headers.keys())
+            .field("priority", &self.priority)
+            .field("dispatch_mode", &self.dispatch_mode)
+            .field("deduplication_id", &self.deduplication_id)
+            .finish_non_exhaustive()
+    }
+}
+
 /// A text that is written nowhere but to where it belongs.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -73,8 +95,8 @@ impl Secret {
     }
 }
 
-impl std::fmt::Debug for Secret {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("(secret)")
     }
 }
@@ -182,13 +204,7 @@ impl Message {
             let problem = format!("has {} entries; at most {HEADERS_MAX} are allowed", self.headers.len());
             return Err(bad("headers", problem));
         }
-        let long = self.headers.iter().find(|(name, value)| name.len() + value.len() > HEADER_BYTES_MAX);
-        match long {
-            Some((name, _)) => {
-                Err(bad("headers", format!("has `{name}`, longer than {HEADER_BYTES_MAX} bytes")))
-            }
-            None => Ok(()),
-        }
+        self.headers.iter().try_for_each(|(name, value)| header(name, value))
     }
 }
 
@@ -203,6 +219,18 @@ fn name(field: &'static str, value: &str, shortest: usize) -> Result<(), NotAMes
         return Err(bad(field, "contains control characters".to_owned()));
     }
     Ok(())
+}
+
+fn header(name: &str, value: &str) -> Result<(), NotAMessage> {
+    let problem = match name.len() + value.len() > HEADER_BYTES_MAX {
+        true => format!("is longer than {HEADER_BYTES_MAX} bytes"),
+        false => match headers::refusal(name, value) {
+            Some(problem) => problem.to_owned(),
+            None => return Ok(()),
+        },
+    };
+    let name: String = name.chars().take(NAME_BYTES_MAX).collect();
+    Err(bad("headers", format!("has `{}`, which {problem}", name.escape_debug())))
 }
 
 fn bad(field: &'static str, problem: String) -> NotAMessage {

@@ -2,19 +2,42 @@
 //!
 //! The router's handler hands a [`Call`] to a [`Mediator`]; what comes back is a [`Verdict`], which the pool turns into an outcome of the
 //! lane and, at the end, into a settlement at the source. What counts as what is one table: see `verdict.rs`.
+//!
+//! [`Mediators`] is the one that a router uses: it looks at the message's `mediationType` and lets [`HttpMediator`] or [`Simulated`] do the work. A
+//! call by HTTP goes through the files in this order: [`target`], [`breaker`], [`headers`], [`signature`], [`http`] (over `connect.rs`), [`verdict`]; what came
+//! of it is counted in [`metrics`].
 
+pub mod breaker;
+mod connect;
+pub mod headers;
+pub mod http;
+pub mod metrics;
+pub mod signature;
+pub mod simulated;
+pub mod target;
+pub mod verdict;
+
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
-use crate::message::Message;
+use crate::message::{MediationType, Message};
+
+pub use breaker::{BreakerSettings, BreakerState, BreakerStatus, Breakers};
+pub use http::{HttpMediator, HttpSettings};
+pub use metrics::{Metrics, MetricsSnapshot};
+pub use signature::{BadSecret, Signer};
+pub use simulated::Simulated;
+pub use target::{BadPattern, Pattern, Scope};
+pub use verdict::Limits;
 
 /// One attempt at a message.
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'a> {
     /// What to deliver.
     pub message: &'a Message,
-    /// The key of its lane, for the fencing headers.
+    /// The key of its lane, for the fencing headers; empty for what is not ordered.
     pub key: &'a str,
     /// Its place among all of its source: grows along a group, so that a target can refuse a call that comes too late.
     pub sequence: u64,
@@ -52,4 +75,54 @@ pub enum Verdict {
 pub trait Mediator: Send + Sync + 'static {
     /// Makes one attempt. Always comes back within the mediator's own timeout.
     fn mediate<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Verdict>;
+}
+
+/// The mediators of a process, chosen by `mediationType`. Clones share everything but the secrets.
+#[derive(Clone, Debug)]
+pub struct Mediators {
+    http: HttpMediator,
+    simulated: Simulated,
+    simulated_metrics: Arc<Metrics>,
+}
+
+impl Mediators {
+    /// From one of each.
+    pub fn new(http: HttpMediator, simulated: Simulated) -> Self {
+        Mediators { http, simulated, simulated_metrics: Arc::default() }
+    }
+
+    /// The same, with the secrets of one pool.
+    pub fn with_signer(&self, signer: Signer) -> Self {
+        Mediators { http: self.http.with_signer(signer), ..self.clone() }
+    }
+
+    /// The targets that were called lately: to list, and to reset.
+    pub fn breakers(&self) -> &Breakers {
+        self.http.breakers()
+    }
+
+    /// What was counted for one kind of mediation.
+    pub fn metrics(&self, kind: MediationType) -> MetricsSnapshot {
+        match kind {
+            MediationType::Http => self.http.metrics().snapshot(),
+            MediationType::Simulated => self.simulated_metrics.snapshot(),
+        }
+    }
+
+    async fn simulate(&self, call: Call<'_>) -> Verdict {
+        let started = tokio::time::Instant::now();
+        let verdict = self.simulated.mediate(call).await;
+        let was_understood = !matches!(verdict, Verdict::Final { .. });
+        self.simulated_metrics.record(&verdict, was_understood.then(|| started.elapsed()));
+        verdict
+    }
+}
+
+impl Mediator for Mediators {
+    fn mediate<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Verdict> {
+        match call.message.mediation_type {
+            MediationType::Http => Box::pin(self.http.mediate(call)),
+            MediationType::Simulated => Box::pin(self.simulate(call)),
+        }
+    }
 }
