@@ -12,6 +12,8 @@
 //! 3. What was published and acknowledged to the publisher is handed out until it is settled, whatever crashes.
 //! 4. What is settled is never handed out again.
 
+pub mod embedded;
+
 use std::sync::Arc;
 use std::time::Duration;
 

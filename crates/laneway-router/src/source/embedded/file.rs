@@ -1,0 +1,515 @@
+//! The file: tables, statements, and what SQLite's errors mean here.
+//!
+//! The writer (`writer.rs`) is the only one who calls this, on the only connection. Nothing in here knows the index.
+//!
+//! # Tables
+//!
+//! | table | a row is |
+//! |---|---|
+//! | `queues` | a queue and its number |
+//! | `messages` | a message that is not settled, by its sequence. No index beside the primary key: the rows are found by sequence, always |
+//! | `kept` | a dead letter, or a message in quarantine, under the sequence that it had |
+//! | `deduplication` | a deduplication id that was seen, with the sequence of the message that had it, until it expires |
+//! | `store` | one row: the next sequence, and the epoch, which counts how often the file was opened |
+//!
+//! Sequences come from the `store` row and not from `max(sequence)`, so that one is never given twice, even when the newest message has
+//! been settled. The file is opened in SQLite's exclusive locking mode: whoever else opens it is told that it is taken.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rusqlite::types::ValueRef;
+use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
+
+use super::index::{Millis, Sequence};
+use super::{Durability, OpenError};
+use crate::source::SourceError;
+
+/// Tells our files from other people's: "Lane" in ASCII.
+const APPLICATION_ID: i32 = 0x4c61_6e65;
+/// Raised when the tables change.
+const VERSION: i32 = 1;
+/// The write-ahead log is carried over into the file when it has so many pages (16 MiB of 4 KiB each): often enough to stay small, and
+/// seldom enough that most messages of a busy queue have been settled by then and their pages are written once.
+const CHECKPOINT_PAGES: i32 = 4_096;
+/// The log is cut back to this size after a burst.
+const LOG_BYTES_KEPT: i64 = 64 * 1024 * 1024;
+
+const TABLES: &str = "
+    CREATE TABLE queues (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
+    CREATE TABLE messages (
+        sequence INTEGER PRIMARY KEY, queue INTEGER NOT NULL, due INTEGER NOT NULL, attempts INTEGER NOT NULL,
+        published INTEGER NOT NULL, grouping TEXT, text BLOB NOT NULL);
+    CREATE TABLE kept (
+        sequence INTEGER PRIMARY KEY, queue INTEGER NOT NULL, kind INTEGER NOT NULL, attempts INTEGER NOT NULL,
+        published INTEGER NOT NULL, kept INTEGER NOT NULL, reason TEXT NOT NULL, grouping TEXT, text BLOB);
+    CREATE INDEX kept_by_queue ON kept (queue, kind, sequence);
+    CREATE TABLE deduplication (
+        queue INTEGER NOT NULL, id TEXT NOT NULL, sequence INTEGER NOT NULL, expires INTEGER NOT NULL, UNIQUE (queue, id));
+    CREATE INDEX deduplication_by_expiry ON deduplication (expires);
+    CREATE TABLE store (only INTEGER PRIMARY KEY CHECK (only = 1), next_sequence INTEGER NOT NULL, epoch INTEGER NOT NULL);
+    INSERT INTO store VALUES (1, 1, 0);
+";
+
+/// What a kept message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Dead = 0,
+    Quarantined = 1,
+}
+
+/// A row of `messages`, as the index needs it.
+pub(super) struct Scanned {
+    pub(super) sequence: Sequence,
+    pub(super) queue: u32,
+    pub(super) due: Millis,
+    pub(super) attempts: u16,
+    pub(super) group: Option<Vec<u8>>,
+}
+
+/// What is delivered of a message.
+#[derive(Clone, Debug)]
+pub(super) struct Body {
+    pub(super) group: Option<Arc<str>>,
+    pub(super) text: Arc<[u8]>,
+}
+
+/// What became of reading a row.
+#[derive(Debug)]
+pub(super) enum Loaded {
+    Body(Body),
+    /// The row is not there.
+    Missing,
+    /// The row is there and is not a message.
+    Unreadable(String),
+    /// The file could not be read there.
+    Failed(SourceError),
+}
+
+/// A message that is kept, for those who look at dead letters and at the quarantine.
+#[derive(Clone, Debug)]
+pub struct Kept {
+    /// The sequence that it had as a message.
+    pub sequence: u64,
+    /// Its group.
+    pub group: Option<Arc<str>>,
+    /// How often it had been handed out.
+    pub attempts: u32,
+    /// When it was published, in milliseconds since 1970.
+    pub published_millis: u64,
+    /// When it was laid here, in milliseconds since 1970.
+    pub kept_millis: u64,
+    /// Why.
+    pub reason: String,
+    /// What was published, byte by byte.
+    pub text: Arc<[u8]>,
+}
+
+/// The connection.
+pub(super) struct File {
+    connection: Connection,
+}
+
+/// What the file knows when it is opened.
+pub(super) struct Opened {
+    pub(super) file: File,
+    pub(super) next_sequence: Sequence,
+    pub(super) epoch: u64,
+    pub(super) queues: Vec<(u32, String)>,
+}
+
+impl File {
+    /// Opens or makes the file and takes it for this process alone.
+    pub(super) fn open(
+        path: Option<&Path>,
+        durability: Durability,
+        bytes_max: Option<u64>,
+    ) -> Result<Opened, OpenError> {
+        let connection = match path {
+            Some(path) => Connection::open(path),
+            None => Connection::open_in_memory(),
+        };
+        let file = File { connection: connection.map_err(open_error)? };
+        file.prepare(durability, bytes_max).map_err(open_error)?;
+        file.make_tables()?;
+        file.check().map_err(open_error)?;
+        let (next_sequence, epoch) = file.begin_epoch().map_err(open_error)?;
+        let queues = file.queues().map_err(open_error)?;
+        Ok(Opened { file, next_sequence, epoch, queues })
+    }
+
+    fn prepare(&self, durability: Durability, bytes_max: Option<u64>) -> rusqlite::Result<()> {
+        let connection = &self.connection;
+        connection.set_prepared_statement_cache_capacity(64);
+        connection.busy_timeout(std::time::Duration::ZERO)?;
+        connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
+        connection.pragma_update(None, "journal_mode", "WAL")?;
+        let synchronous = match durability {
+            Durability::PowerLoss => "FULL",
+            Durability::Crash => "NORMAL",
+        };
+        connection.pragma_update(None, "synchronous", synchronous)?;
+        connection.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
+        connection.pragma_update(None, "journal_size_limit", LOG_BYTES_KEPT)?;
+        connection.pragma_update(None, "temp_store", "MEMORY")?;
+        if let Some(bytes) = bytes_max {
+            let page: u32 = connection.pragma_query_value(None, "page_size", |row| row.get(0))?;
+            let pages = (bytes / u64::from(page)).clamp(1, u64::from(u32::MAX) - 2) as u32;
+            connection.pragma_update(None, "max_page_count", pages)?;
+        }
+        Ok(())
+    }
+
+    fn make_tables(&self) -> Result<(), OpenError> {
+        // This writes, or fails: from here on the file is ours.
+        self.connection.execute_batch("BEGIN EXCLUSIVE").map_err(open_error)?;
+        let made = self.make_tables_inside();
+        let end = if made.is_ok() { "COMMIT" } else { "ROLLBACK" };
+        self.connection.execute_batch(end).map_err(open_error)?;
+        made
+    }
+
+    fn make_tables_inside(&self) -> Result<(), OpenError> {
+        let pragma = |name| self.connection.pragma_query_value(None, name, |row| row.get::<_, i32>(0));
+        let application = pragma("application_id").map_err(open_error)?;
+        let version = pragma("user_version").map_err(open_error)?;
+        let tables: i64 = self
+            .connection
+            .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
+            .map_err(open_error)?;
+        match (application, version, tables) {
+            (0, 0, 0) => {
+                self.connection.execute_batch(TABLES).map_err(open_error)?;
+                self.connection.pragma_update(None, "application_id", APPLICATION_ID).map_err(open_error)?;
+                self.connection.pragma_update(None, "user_version", VERSION).map_err(open_error)
+            }
+            (APPLICATION_ID, VERSION, _) => Ok(()),
+            (APPLICATION_ID, found, _) => Err(OpenError::Version { found, known: VERSION }),
+            _ => Err(OpenError::NotOurs("the file is a database of another program".to_owned())),
+        }
+    }
+
+    /// Whether the small tables can be read. The messages are read by the scan.
+    fn check(&self) -> rusqlite::Result<()> {
+        self.connection.query_row("SELECT count(*) FROM deduplication", [], |_| Ok(()))
+    }
+
+    fn begin_epoch(&self) -> rusqlite::Result<(Sequence, u64)> {
+        self.connection.query_row(
+            "UPDATE store SET epoch = epoch + 1 RETURNING
+                 max(next_sequence, 1 + coalesce((SELECT max(sequence) FROM messages), 0)), epoch",
+            [],
+            |row| Ok((row.get::<_, i64>(0)? as u64, row.get::<_, i64>(1)? as u64)),
+        )
+    }
+
+    fn queues(&self) -> rusqlite::Result<Vec<(u32, String)>> {
+        let mut statement = self.connection.prepare("SELECT id, name FROM queues ORDER BY id")?;
+        statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?.collect()
+    }
+
+    /// Shows every message, oldest first.
+    pub(super) fn scan(
+        &self,
+        mut show: impl FnMut(Scanned) -> Result<(), OpenError>,
+    ) -> Result<(), OpenError> {
+        let sql = "SELECT sequence, queue, due, attempts, grouping FROM messages ORDER BY sequence";
+        let mut statement = self.connection.prepare(sql).map_err(open_error)?;
+        let mut rows = statement.query([]).map_err(open_error)?;
+        while let Some(row) = rows.next().map_err(open_error)? {
+            let scanned = Scanned {
+                sequence: integer(row.get_ref(0)),
+                queue: integer(row.get_ref(1)) as u32,
+                due: integer(row.get_ref(2)),
+                attempts: integer(row.get_ref(3)).min(u64::from(u16::MAX)) as u16,
+                group: match row.get_ref(4).map_err(open_error)? {
+                    ValueRef::Text(bytes) | ValueRef::Blob(bytes) => Some(bytes.to_vec()),
+                    ValueRef::Null => None,
+                    // Not ours to understand: in a lane of its own until it is claimed and put into quarantine.
+                    other => Some(format!("{other:?}").into_bytes()),
+                },
+            };
+            show(scanned)?;
+        }
+        Ok(())
+    }
+
+    /// How many messages are kept, by queue.
+    pub(super) fn kept_counts(&self) -> rusqlite::Result<Vec<(u32, Kind, u64)>> {
+        let sql = "SELECT queue, kind, count(*) FROM kept GROUP BY queue, kind";
+        let mut statement = self.connection.prepare(sql)?;
+        let rows = statement.query_map([], |row| {
+            let kind = if row.get::<_, i64>(1)? == 0 { Kind::Dead } else { Kind::Quarantined };
+            Ok((row.get(0)?, kind, row.get::<_, i64>(2)? as u64))
+        })?;
+        rows.collect()
+    }
+
+    /// Runs what is done inside one transaction. After an error nothing of it has happened.
+    pub(super) fn transaction<T>(
+        &self,
+        inside: impl FnOnce(&Self) -> rusqlite::Result<T>,
+    ) -> rusqlite::Result<T> {
+        self.run("BEGIN IMMEDIATE")?;
+        let result = inside(self).and_then(|value| self.run("COMMIT").map(|()| value));
+        // After some errors SQLite has rolled back by itself.
+        if result.is_err() && !self.connection.is_autocommit() {
+            self.run("ROLLBACK")?;
+        }
+        result
+    }
+
+    fn run(&self, sql: &str) -> rusqlite::Result<()> {
+        self.connection.prepare_cached(sql)?.execute([]).map(|_| ())
+    }
+
+    pub(super) fn add_queue(&self, id: u32, name: &str) -> rusqlite::Result<()> {
+        let sql = "INSERT OR IGNORE INTO queues (id, name) VALUES (?1, ?2)";
+        self.connection.prepare_cached(sql)?.execute(params![id, name]).map(|_| ())
+    }
+
+    pub(super) fn add_message(
+        &self,
+        sequence: Sequence,
+        queue: u32,
+        due: Millis,
+        published: Millis,
+        body: &Body,
+    ) -> rusqlite::Result<()> {
+        let sql = "INSERT INTO messages (sequence, queue, due, attempts, published, grouping, text)
+                   VALUES (?1, ?2, ?3, 0, ?4, ?5, ?6)";
+        let mut statement = self.connection.prepare_cached(sql)?;
+        statement.raw_bind_parameter(1, sequence as i64)?;
+        statement.raw_bind_parameter(2, queue)?;
+        statement.raw_bind_parameter(3, due as i64)?;
+        statement.raw_bind_parameter(4, published as i64)?;
+        statement.raw_bind_parameter(5, body.group.as_deref())?;
+        statement.raw_bind_parameter(6, &*body.text)?;
+        statement.raw_execute().map(|_| ())
+    }
+
+    /// The message that has had this deduplication id, if the window is still open.
+    pub(super) fn seen(&self, queue: u32, id: &str, now: Millis) -> rusqlite::Result<Option<Sequence>> {
+        let sql = "SELECT sequence FROM deduplication WHERE queue = ?1 AND id = ?2 AND expires > ?3";
+        let mut statement = self.connection.prepare_cached(sql)?;
+        let found = statement.query_row(params![queue, id, now as i64], |row| row.get::<_, i64>(0));
+        Ok(found.optional()?.map(|sequence| sequence as u64))
+    }
+
+    pub(super) fn remember(
+        &self,
+        queue: u32,
+        id: &str,
+        sequence: Sequence,
+        expires: Millis,
+    ) -> rusqlite::Result<()> {
+        let sql =
+            "INSERT OR REPLACE INTO deduplication (queue, id, sequence, expires) VALUES (?1, ?2, ?3, ?4)";
+        let mut statement = self.connection.prepare_cached(sql)?;
+        statement.execute(params![queue, id, sequence as i64, expires as i64]).map(|_| ())
+    }
+
+    /// Forgets some of the deduplication ids whose window is over.
+    pub(super) fn forget_expired(&self, now: Millis, most: usize) -> rusqlite::Result<()> {
+        let sql = "DELETE FROM deduplication WHERE rowid IN
+                   (SELECT rowid FROM deduplication WHERE expires <= ?1 ORDER BY expires LIMIT ?2)";
+        self.connection.prepare_cached(sql)?.execute(params![now as i64, most as i64]).map(|_| ())
+    }
+
+    pub(super) fn set_next_sequence(&self, next: Sequence) -> rusqlite::Result<()> {
+        let sql = "UPDATE store SET next_sequence = ?1";
+        self.connection.prepare_cached(sql)?.execute([next as i64]).map(|_| ())
+    }
+
+    /// Removes messages. Neighbours go in one step.
+    pub(super) fn remove(&self, sequences: &mut [Sequence]) -> rusqlite::Result<()> {
+        sequences.sort_unstable();
+        let mut statement =
+            self.connection.prepare_cached("DELETE FROM messages WHERE sequence BETWEEN ?1 AND ?2")?;
+        for run in sequences.chunk_by(|a, b| *b == a + 1) {
+            let (first, last) = (run[0], run[run.len() - 1]);
+            statement.execute([first as i64, last as i64])?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn postpone(&self, sequence: Sequence, due: Millis, attempts: u16) -> rusqlite::Result<()> {
+        let sql = "UPDATE messages SET due = ?2, attempts = ?3 WHERE sequence = ?1";
+        let mut statement = self.connection.prepare_cached(sql)?;
+        statement.execute(params![sequence as i64, due as i64, attempts]).map(|_| ())
+    }
+
+    pub(super) fn note_attempts(&self, sequence: Sequence, attempts: u16) -> rusqlite::Result<()> {
+        let sql = "UPDATE messages SET attempts = ?2 WHERE sequence = ?1";
+        self.connection.prepare_cached(sql)?.execute(params![sequence as i64, attempts]).map(|_| ())
+    }
+
+    /// Moves a message to the kept ones.
+    pub(super) fn keep(
+        &self,
+        sequence: Sequence,
+        kind: Kind,
+        attempts: u16,
+        now: Millis,
+        reason: &str,
+    ) -> rusqlite::Result<()> {
+        let sql = "INSERT INTO kept (sequence, queue, kind, attempts, published, kept, reason, grouping, text)
+                   SELECT sequence, queue, ?2, ?3, published, ?4, ?5, grouping, text FROM messages WHERE sequence = ?1";
+        let mut statement = self.connection.prepare_cached(sql)?;
+        statement.execute(params![sequence as i64, kind as i64, attempts, now as i64, reason])?;
+        self.remove(&mut [sequence])
+    }
+
+    /// The sequences of dead letters, oldest first.
+    pub(super) fn dead_sequences(&self, queue: u32, most: usize) -> rusqlite::Result<Vec<Sequence>> {
+        let sql = "SELECT sequence FROM kept WHERE queue = ?1 AND kind = 0 ORDER BY sequence LIMIT ?2";
+        let mut statement = self.connection.prepare_cached(sql)?;
+        let rows = statement.query_map(params![queue, most as i64], |row| row.get::<_, i64>(0))?;
+        rows.map(|row| row.map(|sequence| sequence as u64)).collect()
+    }
+
+    /// Makes a dead letter a message again, under a new sequence. Gives its group; nothing if there is no such letter.
+    #[allow(clippy::option_option, reason = "no letter, a letter without a group, a letter with one")]
+    pub(super) fn redrive(
+        &self,
+        queue: u32,
+        old: Sequence,
+        new: Sequence,
+    ) -> rusqlite::Result<Option<Option<String>>> {
+        let sql = "INSERT INTO messages (sequence, queue, due, attempts, published, grouping, text)
+                   SELECT ?3, queue, 0, 0, published, grouping, text FROM kept
+                   WHERE sequence = ?2 AND queue = ?1 AND kind = 0 RETURNING grouping";
+        let mut statement = self.connection.prepare_cached(sql)?;
+        let group = statement
+            .query_row(params![queue, old as i64, new as i64], |row| row.get::<_, Option<String>>(0))
+            .optional()?;
+        if group.is_some() {
+            self.connection.prepare_cached("DELETE FROM kept WHERE sequence = ?1")?.execute([old as i64])?;
+        }
+        Ok(group)
+    }
+
+    /// Forgets all that is kept of a kind. Says how many there were.
+    pub(super) fn purge_kept(&self, queue: u32, kind: Kind) -> rusqlite::Result<usize> {
+        let sql = "DELETE FROM kept WHERE queue = ?1 AND kind = ?2";
+        self.connection.prepare_cached(sql)?.execute(params![queue, kind as i64])
+    }
+
+    /// What is kept of a kind, oldest first, behind a sequence.
+    pub(super) fn kept(
+        &self,
+        queue: u32,
+        kind: Kind,
+        after: Sequence,
+        most: usize,
+    ) -> rusqlite::Result<Vec<Kept>> {
+        let sql = "SELECT sequence, grouping, attempts, published, kept, reason, text FROM kept
+                   WHERE queue = ?1 AND kind = ?2 AND sequence > ?3 ORDER BY sequence LIMIT ?4";
+        let mut statement = self.connection.prepare_cached(sql)?;
+        let rows = statement.query_map(params![queue, kind as i64, after as i64, most as i64], |row| {
+            Ok(Kept {
+                sequence: integer(row.get_ref(0)),
+                group: bytes(row.get_ref(1)?).map(|group| String::from_utf8_lossy(group).into()),
+                attempts: integer(row.get_ref(2)) as u32,
+                published_millis: integer(row.get_ref(3)),
+                kept_millis: integer(row.get_ref(4)),
+                reason: row.get(5)?,
+                text: bytes(row.get_ref(6)?).unwrap_or_default().into(),
+            })
+        })?;
+        rows.collect()
+    }
+
+    /// Reads a message.
+    pub(super) fn load(&self, sequence: Sequence) -> Loaded {
+        self.try_load(sequence).unwrap_or_else(|error| Loaded::Failed(source_error(&error)))
+    }
+
+    fn try_load(&self, sequence: Sequence) -> rusqlite::Result<Loaded> {
+        let mut statement =
+            self.connection.prepare_cached("SELECT grouping, text FROM messages WHERE sequence = ?1")?;
+        let mut rows = statement.query([sequence as i64])?;
+        let Some(row) = rows.next()? else { return Ok(Loaded::Missing) };
+        let group = match row.get_ref(0)? {
+            ValueRef::Null => None,
+            ValueRef::Text(name) => match std::str::from_utf8(name) {
+                Ok(name) => Some(name.into()),
+                Err(_) => return Ok(Loaded::Unreadable("the name of its group is not UTF-8".to_owned())),
+            },
+            _ => return Ok(Loaded::Unreadable("the name of its group is not a text".to_owned())),
+        };
+        match bytes(row.get_ref(1)?) {
+            Some(text) => Ok(Loaded::Body(Body { group, text: text.into() })),
+            None => Ok(Loaded::Unreadable("its text is not one".to_owned())),
+        }
+    }
+
+    /// The group of a message, whatever it looks like.
+    pub(super) fn group_of(&self, sequence: Sequence) -> rusqlite::Result<Option<Arc<str>>> {
+        let mut statement =
+            self.connection.prepare_cached("SELECT grouping FROM messages WHERE sequence = ?1")?;
+        let mut rows = statement.query([sequence as i64])?;
+        let Some(row) = rows.next()? else { return Ok(None) };
+        Ok(bytes(row.get_ref(0)?).map(|name| String::from_utf8_lossy(name).into()))
+    }
+
+    /// Carries the log over into the file and lets go of it.
+    pub(super) fn close(self) -> rusqlite::Result<()> {
+        self.connection.flush_prepared_statement_cache();
+        self.connection.close().map_err(|(_, error)| error)
+    }
+}
+
+fn integer(value: rusqlite::Result<ValueRef<'_>>) -> u64 {
+    match value {
+        Ok(ValueRef::Integer(value)) => value as u64,
+        _ => 0,
+    }
+}
+
+fn bytes(value: ValueRef<'_>) -> Option<&[u8]> {
+    match value {
+        ValueRef::Text(bytes) | ValueRef::Blob(bytes) => Some(bytes),
+        _ => None,
+    }
+}
+
+/// Whether the disk, or the limit of the file, is full.
+pub(super) fn is_full(error: &rusqlite::Error) -> bool {
+    error.sqlite_error_code() == Some(ErrorCode::DiskFull)
+}
+
+/// What an error of SQLite means for those who use a queue.
+pub(super) fn source_error(error: &rusqlite::Error) -> SourceError {
+    match error.sqlite_error_code() {
+        Some(ErrorCode::DiskFull) => {
+            SourceError::Unavailable("the disk, or the size limit of the queue's file, is full".to_owned())
+        }
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
+            SourceError::Broken(format!("the queue's file is damaged: {error}"))
+        }
+        Some(
+            ErrorCode::ReadOnly | ErrorCode::PermissionDenied | ErrorCode::AuthorizationForStatementDenied,
+        ) => SourceError::Broken(format!("the queue's file cannot be written: {error}")),
+        Some(
+            ErrorCode::DatabaseBusy
+            | ErrorCode::DatabaseLocked
+            | ErrorCode::SystemIoFailure
+            | ErrorCode::OutOfMemory
+            | ErrorCode::CannotOpen
+            | ErrorCode::OperationInterrupted
+            | ErrorCode::FileLockingProtocolFailed,
+        ) => SourceError::Unavailable(format!("the queue's file: {error}")),
+        _ => SourceError::Broken(format!("the queue's file: {error}")),
+    }
+}
+
+/// What an error of SQLite means for those who open a store.
+pub(super) fn open_error(error: rusqlite::Error) -> OpenError {
+    match error.sqlite_error_code() {
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => OpenError::InUse,
+        Some(ErrorCode::NotADatabase) => OpenError::NotOurs(error.to_string()),
+        Some(ErrorCode::DatabaseCorrupt) => OpenError::Damaged(error.to_string()),
+        _ => OpenError::Failed(error.to_string()),
+    }
+}

@@ -1,0 +1,964 @@
+//! The embedded queue: a source in a file of its own, with nothing to install.
+//!
+//! An [`EmbeddedStore`] owns a SQLite file with any number of named queues. [`EmbeddedStore::queue`] gives an [`EmbeddedQueue`], which publishers
+//! publish to and which the router claims from as from any other [`Source`].
+//!
+//! ```
+//! use std::time::Duration;
+//! use laneway_router::source::{Disposal, Source, Wants};
+//! use laneway_router::source::embedded::{EmbeddedStore, Options, Publication};
+//!
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+//! let store = EmbeddedStore::in_memory(Options::default())?;
+//! let queue = store.queue("orders")?;
+//! queue.publish(Publication::new("paid").group("order-7")).await?;
+//! queue.publish(Publication::new("sent").group("order-7")).await?;
+//!
+//! let wants = Wants { most: 10, wait: Duration::from_secs(1), lease: Duration::from_secs(30) };
+//! let deliveries = queue.claim(wants).await?;
+//! assert_eq!(deliveries.iter().map(|delivery| &*delivery.text).collect::<Vec<_>>(), [b"paid", b"sent"]);
+//! let done = deliveries.into_iter().map(|delivery| (delivery.receipt, Disposal::Done)).collect();
+//! queue.settle(done).await?;
+//! # Ok::<_, Box<dyn std::error::Error>>(())
+//! # }).unwrap();
+//! ```
+//!
+//! # The parts
+//!
+//! | file | part | knows |
+//! |---|---|---|
+//! | `mod.rs` | handles: publish, claim, settle | callers and time |
+//! | `index.rs` | which message may go to whom | sequences and leases, in memory only |
+//! | `bodies.rs` | bodies that need not be read | bytes |
+//! | `writer.rs` | one transaction for all that has come | the order of disk, index and answer |
+//! | `file.rs` | tables and statements | SQLite |
+//!
+//! A claim writes nothing: leases are in memory, and after a restart all of them are void. A receipt names the epoch of the store, which grows
+//! with every opening of the file, so a receipt from before a restart is stale and can never settle what was handed out after it.
+//! What exactly is durable when, and what each kind of crash costs, is in `docs/design/durability.md`.
+//!
+//! # Consumers
+//!
+//! Each call of [`EmbeddedStore::queue`] makes a new consumer; clones of a handle are the same one. It matters for order: one consumer may hold
+//! several messages of a group, two consumers never do (the rule is in `index.rs`). Claims of one consumer go one after
+//! another, so that what it gets is in order across claims. A consumer that gives a message back has to let go of the later ones of that
+//! group as well, those included that reach it with a claim that was under way.
+
+mod bodies;
+mod file;
+mod index;
+mod writer;
+
+pub use file::Kept;
+pub use index::GroupState;
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use crate::message::{MESSAGE_BYTES_MAX, Message, NAME_BYTES_MAX};
+use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
+use file::{Body, File, Kind, Loaded, Opened};
+use index::{Claimed, ConsumerId, Intent, Millis, Sequence};
+use writer::{Begun, Fate, Op, Read, Registry, Reservation, Shared, Writer};
+
+/// No store has more queues than this: each costs a little memory for ever.
+pub const QUEUES_MAX: usize = 1_000;
+/// No more messages than this in one publication, claim, redrive or list: one caller must not hold up the others for long.
+pub const BATCH_MAX: usize = 10_000;
+/// Reasons are cut to this length.
+const REASON_BYTES_MAX: usize = 1_024;
+/// Operations that wait for the writer; further callers wait for room.
+const OPS_WAITING_MAX: usize = 1_024;
+/// Kibibytes of messages that wait for the writer; further publishers wait for room.
+const KIB_WAITING_MAX: u32 = 64 * 1024;
+/// Longer waits than this are as good as endless, and fit every clock.
+const WAIT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// What an acknowledged publication or settlement survives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Durability {
+    /// The end of the machine's power: every commit waits for the disk.
+    #[default]
+    PowerLoss,
+    /// The end of the process, at any point, but the last moments before a power loss may be forgotten. Many times faster with one
+    /// publisher, little faster with many.
+    Crash,
+}
+
+/// Who does the writing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Commit {
+    /// A thread of the store's own: callers share commits.
+    #[default]
+    Thread,
+    /// Each caller, at once, on its own thread, which waits for the disk. The same sequence of calls has the same result every time,
+    /// and virtual time does not run on while a commit is under way: for simulations and tests.
+    Inline,
+}
+
+/// What happens to messages without a group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ungrouped {
+    /// They are in no order and never wait for each other.
+    #[default]
+    Unordered,
+    /// They are one group.
+    Serial,
+}
+
+/// How a store works.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// What acknowledgements survive.
+    pub durability: Durability,
+    /// Who writes.
+    pub commit: Commit,
+    /// The file grows no larger than this, its log aside; publications are refused then.
+    pub bytes_max: Option<u64>,
+    /// How queues work that are not named below.
+    pub queue: QueueOptions,
+    /// How these work.
+    pub queues: BTreeMap<String, QueueOptions>,
+}
+
+/// How a queue works.
+#[derive(Clone, Debug)]
+pub struct QueueOptions {
+    /// So many messages at most, leased ones included.
+    pub capacity: usize,
+    /// What happens to messages without a group.
+    pub ungrouped: Ungrouped,
+    /// How long a deduplication id, or an idempotency key, is remembered.
+    pub deduplication_window: Duration,
+    /// Bodies of waiting messages kept in memory.
+    pub cache_bytes: usize,
+}
+
+impl Default for QueueOptions {
+    /// Ten million messages; unordered without a group; five minutes of deduplication, as SQS has it; 64 MiB of bodies.
+    fn default() -> Self {
+        QueueOptions {
+            capacity: 10_000_000,
+            ungrouped: Ungrouped::default(),
+            deduplication_window: Duration::from_secs(300),
+            cache_bytes: 64 * 1024 * 1024,
+        }
+    }
+}
+
+/// Why a store could not be opened.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OpenError {
+    /// Another store has it, in this process or in another.
+    #[error("the queue's file is in use; one process at a time can have it")]
+    InUse,
+    /// Not a file of ours.
+    #[error("not a queue's file: {0}")]
+    NotOurs(String),
+    /// Written by another version.
+    #[error("the queue's file has version {found}, and this program knows {known}")]
+    Version {
+        /// Of the file.
+        found: i32,
+        /// Of this program.
+        known: i32,
+    },
+    /// Damaged. Nothing was changed.
+    #[error("the queue's file is damaged: {0}")]
+    Damaged(String),
+    /// Anything else: no permission, no such folder, no room.
+    #[error("the queue's file cannot be opened: {0}")]
+    Failed(String),
+}
+
+/// Why there is no such queue.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum QueueError {
+    /// The name is empty, too long, or has control characters.
+    #[error("{0:?} is not a name for a queue: 1 to {NAME_BYTES_MAX} bytes without control characters")]
+    BadName(String),
+    /// There are too many.
+    #[error("a store has at most {QUEUES_MAX} queues")]
+    TooMany,
+}
+
+/// A message on its way into a queue.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Publication {
+    /// What is delivered, byte by byte.
+    pub text: Arc<[u8]>,
+    /// What orders it. Blanks are no group.
+    pub group: Option<Arc<str>>,
+    /// Not handed out before this time has passed; its group waits with it.
+    pub delay: Duration,
+    /// Within the queue's window, a second message with the same one is not stored.
+    pub deduplication_id: Option<Arc<str>>,
+}
+
+impl Publication {
+    /// A message without a group.
+    pub fn new(text: impl AsRef<[u8]>) -> Self {
+        let text = text.as_ref().into();
+        Publication { text, group: None, delay: Duration::ZERO, deduplication_id: None }
+    }
+
+    /// A message of the router, with the group and the deduplication id that it names.
+    pub fn of(message: &Message) -> Self {
+        Publication {
+            text: message.to_json().into_bytes().into(),
+            group: message.group().map(Arc::from),
+            delay: Duration::ZERO,
+            deduplication_id: message.deduplication_id.as_deref().map(Arc::from),
+        }
+    }
+
+    /// With a group.
+    #[must_use]
+    pub fn group(self, group: impl Into<Arc<str>>) -> Self {
+        Publication { group: Some(group.into()), ..self }
+    }
+
+    /// With a delay.
+    #[must_use]
+    pub fn delay(self, delay: Duration) -> Self {
+        Publication { delay, ..self }
+    }
+
+    /// With a deduplication id.
+    #[must_use]
+    pub fn deduplication_id(self, id: impl Into<Arc<str>>) -> Self {
+        Publication { deduplication_id: Some(id.into()), ..self }
+    }
+}
+
+/// What became of a message that was published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Published {
+    /// Its place among all messages of the store; for a duplicate, that of the message it repeats.
+    pub sequence: u64,
+    /// It was here before and was not stored again.
+    pub duplicate: bool,
+}
+
+/// Nothing was published, and here it is again.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{refusal}")]
+pub struct PublishError {
+    /// Why.
+    pub refusal: Refusal,
+    /// All messages of the call; none only if the writer died with them in its hands.
+    pub publications: Vec<Publication>,
+}
+
+/// Why nothing was published.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The queue is full.
+    #[error("the queue is full: it holds {capacity} messages at most")]
+    Full {
+        /// So many are allowed.
+        capacity: usize,
+    },
+    /// Too many at once.
+    #[error("{count} messages are more than the {BATCH_MAX} that may be published at once")]
+    TooMany {
+        /// So many there were.
+        count: usize,
+    },
+    /// One of them is too long.
+    #[error("message {place} has {bytes} bytes; at most {MESSAGE_BYTES_MAX} are allowed")]
+    TooLong {
+        /// Which, from 0.
+        place: usize,
+        /// How long it is.
+        bytes: usize,
+    },
+    /// The group, the deduplication id or the idempotency key of one of them is too long.
+    #[error("the {what} of message {place} has {bytes} bytes; at most {NAME_BYTES_MAX} are allowed")]
+    LongName {
+        /// Which, from 0.
+        place: usize,
+        /// Of the three.
+        what: &'static str,
+        /// How long it is.
+        bytes: usize,
+    },
+    /// The store could not do it.
+    #[error(transparent)]
+    Failed(#[from] SourceError),
+}
+
+/// A group of a queue, for those who look.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupView {
+    /// Its name; none for the group of all messages that have none.
+    pub name: Option<Arc<str>>,
+    /// How many messages it has, leased ones included.
+    pub depth: usize,
+    /// How many of them are leased.
+    pub leased: usize,
+    /// The sequence of its oldest message.
+    pub head: u64,
+    /// What it does.
+    pub state: GroupState,
+}
+
+/// A file with queues. Clones are the same store; see [`close`](Self::close) for its end.
+#[derive(Clone, Debug)]
+pub struct EmbeddedStore {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    shell: Shell,
+    registry: Arc<Registry>,
+    options: Options,
+    epoch: u64,
+    clock: Clock,
+    hashing: foldhash::quality::RandomState,
+    consumers: AtomicU32,
+    /// Bytes on their way to the writer, in kibibytes.
+    budget: Arc<Semaphore>,
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EmbeddedStore").field("epoch", &self.epoch).finish_non_exhaustive()
+    }
+}
+
+/// How operations get to the writer.
+enum Shell {
+    Thread(mpsc::Sender<Op>),
+    Inline(Mutex<Writer>),
+}
+
+/// A place in front of the writer.
+enum Slot<'a> {
+    Thread(mpsc::Permit<'a, Op>),
+    Inline(&'a Mutex<Writer>),
+}
+
+impl Slot<'_> {
+    fn send(self, op: Op) {
+        match self {
+            Slot::Thread(permit) => permit.send(op),
+            Slot::Inline(writer) => {
+                writer.lock().unwrap_or_else(PoisonError::into_inner).perform(vec![op]);
+            }
+        }
+    }
+}
+
+/// The time of day when the store was opened, and from then on a clock that only runs forward. Leases do not care when somebody sets the
+/// computer's clock; delays that outlive a restart do.
+#[derive(Debug)]
+struct Clock {
+    opened: Millis,
+    since: Instant,
+}
+
+impl Clock {
+    fn new() -> Self {
+        let opened = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Clock { opened: opened.as_millis() as u64, since: Instant::now() }
+    }
+
+    fn now(&self) -> Millis {
+        self.opened + self.since.elapsed().as_millis() as u64
+    }
+
+    /// The first instant at which `now` is at least this.
+    fn instant(&self, at: Millis) -> Instant {
+        self.since + Duration::from_millis(at.saturating_sub(self.opened)).min(WAIT_MAX * 100)
+    }
+}
+
+impl EmbeddedStore {
+    /// Opens the file, or makes it. Reads the sequence, group and delay of every message that is there.
+    pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Self, OpenError> {
+        Self::open_at(Some(path.as_ref()), options)
+    }
+
+    /// A store without a file, gone with its last handle: for tests and simulations.
+    pub fn in_memory(options: Options) -> Result<Self, OpenError> {
+        Self::open_at(None, options)
+    }
+
+    fn open_at(path: Option<&Path>, options: Options) -> Result<Self, OpenError> {
+        let Opened { file, next_sequence, epoch, queues } =
+            File::open(path, options.durability, options.bytes_max)?;
+        let hashing = foldhash::quality::RandomState::default();
+        let queues = rebuild(&file, queues, &options, &hashing)?;
+        let registry = Registry { queues: Mutex::new(queues), closed: AtomicBool::new(false) };
+        let registry = Arc::new(registry);
+        let writer = Writer::new(file, next_sequence, Arc::clone(&registry));
+        let shell = match options.commit {
+            Commit::Inline => Shell::Inline(Mutex::new(writer)),
+            Commit::Thread => {
+                let (sender, receiver) = mpsc::channel(OPS_WAITING_MAX);
+                let thread = std::thread::Builder::new().name("laneway-queue".to_owned());
+                let spawned = thread.spawn(move || writer.run(receiver));
+                spawned.map_err(|error| OpenError::Failed(error.to_string()))?;
+                Shell::Thread(sender)
+            }
+        };
+        let inner = Inner {
+            shell,
+            registry,
+            options,
+            epoch,
+            clock: Clock::new(),
+            hashing,
+            consumers: AtomicU32::new(0),
+            budget: Arc::new(Semaphore::new(KIB_WAITING_MAX as usize)),
+        };
+        Ok(EmbeddedStore { inner: Arc::new(inner) })
+    }
+
+    /// A new consumer of a queue. The queue is made with its first message.
+    pub fn queue(&self, name: &str) -> Result<EmbeddedQueue, QueueError> {
+        let good = (1..=NAME_BYTES_MAX).contains(&name.len()) && !name.chars().any(char::is_control);
+        if !good {
+            return Err(QueueError::BadName(name.chars().take(NAME_BYTES_MAX).collect()));
+        }
+        let queue = self.shared(name)?;
+        let consumer = Consumer {
+            id: self.inner.consumers.fetch_add(1, Ordering::Relaxed),
+            turn: tokio::sync::Mutex::new(()),
+        };
+        Ok(EmbeddedQueue { inner: Arc::clone(&self.inner), queue, consumer: Arc::new(consumer) })
+    }
+
+    /// The names of all queues, sorted.
+    pub fn queue_names(&self) -> Vec<String> {
+        let mut names: Vec<_> = self.inner.registry.all().iter().map(|queue| queue.name.clone()).collect();
+        names.sort_unstable();
+        names
+    }
+
+    /// Does what has been asked for until now, lets go of the file, and answers everything later with [`SourceError::Closed`].
+    /// Without it the same happens, a little later, when the last handle is dropped.
+    pub async fn close(&self) {
+        let (answer, closed) = oneshot::channel();
+        if let Ok(slot) = self.inner.slot().await {
+            slot.send(Op::Close { answer });
+            // The answer fails only if the writer is gone, and the file with it.
+            let _ = closed.await;
+        }
+    }
+
+    fn shared(&self, name: &str) -> Result<Arc<Shared>, QueueError> {
+        let registry = &self.inner.registry;
+        let mut queues = registry.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(queue) = queues.get(name) {
+            return Ok(Arc::clone(queue));
+        }
+        if queues.len() >= QUEUES_MAX {
+            return Err(QueueError::TooMany);
+        }
+        let id = 1 + queues.values().map(|queue| queue.id).max().unwrap_or(0);
+        let options = self.inner.options.of_queue(name);
+        let queue = Shared::new(id, name.to_owned(), options, false, self.inner.hashing.clone());
+        let queue = Arc::new(queue);
+        queues.insert(name.to_owned(), Arc::clone(&queue));
+        Ok(queue)
+    }
+}
+
+impl Options {
+    fn of_queue(&self, name: &str) -> QueueOptions {
+        self.queues.get(name).unwrap_or(&self.queue).clone()
+    }
+}
+
+/// All queues of the file, with an index of what is in them.
+fn rebuild(
+    file: &File,
+    queues: Vec<(u32, String)>,
+    options: &Options,
+    hashing: &foldhash::quality::RandomState,
+) -> Result<HashMap<String, Arc<Shared>>, OpenError> {
+    let mut by_id = HashMap::new();
+    for (id, name) in queues {
+        let shared = Shared::new(id, name.clone(), options.of_queue(&name), true, hashing.clone());
+        by_id.insert(id, Arc::new(shared));
+    }
+    file.scan(|row| {
+        let orphan = || OpenError::Damaged(format!("message {} belongs to no queue", row.sequence));
+        let queue = by_id.get(&row.queue).ok_or_else(orphan)?;
+        let fingerprint = queue.fingerprint(row.group.as_deref());
+        queue.lock().index.append(row.sequence, fingerprint, row.due, row.attempts);
+        Ok(())
+    })?;
+    for (queue, kind, count) in file.kept_counts().map_err(file::open_error)? {
+        if let Some(queue) = by_id.get(&queue) {
+            let mut state = queue.lock();
+            match kind {
+                Kind::Dead => state.dead = count,
+                Kind::Quarantined => state.quarantined = count,
+            }
+        }
+    }
+    Ok(by_id.into_values().map(|queue| (queue.name.clone(), queue)).collect())
+}
+
+impl Inner {
+    /// Waits for a place in front of the writer.
+    async fn slot(&self) -> Result<Slot<'_>, SourceError> {
+        match &self.shell {
+            Shell::Thread(sender) => {
+                sender.reserve().await.map(Slot::Thread).map_err(|_| SourceError::Closed)
+            }
+            Shell::Inline(writer) => Ok(Slot::Inline(writer)),
+        }
+    }
+
+    /// Sends an operation and waits for its answer.
+    async fn ask<T>(
+        &self,
+        op: impl FnOnce(oneshot::Sender<Result<T, SourceError>>) -> Op,
+    ) -> Result<T, SourceError> {
+        let (answer, answered) = oneshot::channel();
+        self.slot().await?.send(op(answer));
+        answered.await.unwrap_or_else(|_| Err(writer_died()))
+    }
+
+    async fn load(&self, sequences: Vec<Sequence>) -> Result<Vec<Loaded>, SourceError> {
+        let (answer, answered) = oneshot::channel();
+        self.slot().await?.send(Op::Read(Read::Load { sequences, answer }));
+        answered.await.map_err(|_| writer_died())
+    }
+
+    async fn budget(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        let kib = u32::try_from(bytes / 1024 + 1).unwrap_or(u32::MAX).min(KIB_WAITING_MAX);
+        Arc::clone(&self.budget).acquire_many_owned(kib).await.ok()
+    }
+
+    fn is_closed(&self) -> bool {
+        self.registry.closed.load(Ordering::Acquire)
+    }
+}
+
+fn writer_died() -> SourceError {
+    SourceError::Broken("the queue's writer has died".to_owned())
+}
+
+#[derive(Debug)]
+struct Consumer {
+    id: ConsumerId,
+    /// Held by the claim that is under way.
+    turn: tokio::sync::Mutex<()>,
+}
+
+/// A queue of a store, and a consumer of it. Clones are the same consumer.
+#[derive(Clone, Debug)]
+pub struct EmbeddedQueue {
+    inner: Arc<Inner>,
+    queue: Arc<Shared>,
+    consumer: Arc<Consumer>,
+}
+
+/// For publishers.
+impl EmbeddedQueue {
+    /// Publishes a message. It is durable when this comes back.
+    pub async fn publish(&self, publication: Publication) -> Result<Published, PublishError> {
+        let published = self.publish_many(vec![publication], None).await?;
+        Ok(published[0])
+    }
+
+    /// Publishes all of these, in this order, or none. They are durable when this comes back.
+    ///
+    /// With an idempotency key, a second call with the same key within the queue's window publishes nothing again: each message is
+    /// compared with the one at its place in the first call.
+    pub async fn publish_many(
+        &self,
+        publications: Vec<Publication>,
+        idempotency_key: Option<&str>,
+    ) -> Result<Vec<Published>, PublishError> {
+        if publications.is_empty() {
+            return Ok(Vec::new());
+        }
+        let refuse = |refusal, publications| Err(PublishError { refusal, publications });
+        if let Err(refusal) = check(&publications, idempotency_key) {
+            return refuse(refusal, publications);
+        }
+        let bytes = publications.iter().map(|publication| publication.text.len()).sum();
+        let permit = self.inner.budget(bytes).await;
+        let slot = match self.inner.slot().await {
+            Ok(slot) => slot,
+            Err(error) => return refuse(error.into(), publications),
+        };
+        let reservation = match Reservation::new(&self.queue, publications.len()) {
+            Ok(reservation) => reservation,
+            Err(refusal) => return refuse(refusal, publications),
+        };
+        let publications = publications.into_iter().map(without_blank_group).collect();
+        let (answer, answered) = oneshot::channel();
+        slot.send(Op::Publish {
+            queue: Arc::clone(&self.queue),
+            publications,
+            idempotency_key: idempotency_key.map(Arc::from),
+            now: self.inner.clock.now(),
+            reservation,
+            permit,
+            answer,
+        });
+        answered.await.unwrap_or_else(|_| refuse(writer_died().into(), Vec::new()))
+    }
+}
+
+fn check(publications: &[Publication], key: Option<&str>) -> Result<(), Refusal> {
+    if publications.len() > BATCH_MAX {
+        return Err(Refusal::TooMany { count: publications.len() });
+    }
+    for (place, publication) in publications.iter().enumerate() {
+        let bytes = publication.text.len();
+        if bytes > MESSAGE_BYTES_MAX {
+            return Err(Refusal::TooLong { place, bytes });
+        }
+        let names = [
+            ("group", publication.group.as_deref()),
+            ("deduplication id", publication.deduplication_id.as_deref()),
+            ("idempotency key", key),
+        ];
+        let long = names.iter().find(|(_, name)| name.is_some_and(|name| name.len() > NAME_BYTES_MAX));
+        if let Some((what, name)) = long {
+            return Err(Refusal::LongName { place, what, bytes: name.map_or(0, str::len) });
+        }
+    }
+    Ok(())
+}
+
+fn without_blank_group(mut publication: Publication) -> Publication {
+    publication.group = publication.group.filter(|group| !group.trim().is_empty());
+    publication
+}
+
+/// For operators.
+impl EmbeddedQueue {
+    /// Makes dead letters messages again, at the end of their groups and under new sequences: these, or the oldest. Says how many; no more than
+    /// there is room for, and no more than [`BATCH_MAX`].
+    pub async fn redrive(&self, which: Option<Vec<u64>>, most: usize) -> Result<usize, SourceError> {
+        let (queue, most) = (Arc::clone(&self.queue), most.min(BATCH_MAX));
+        self.inner.ask(|answer| Op::Redrive { queue, which, most, answer }).await
+    }
+
+    /// Dead letters, oldest first, behind a sequence (0 for the oldest); no more than [`BATCH_MAX`].
+    pub async fn dead_letters(&self, after: u64, most: usize) -> Result<Vec<Kept>, SourceError> {
+        self.kept(Kind::Dead, after, most).await
+    }
+
+    /// What could not be read as a message, oldest first, behind a sequence (0 for the oldest); no more than [`BATCH_MAX`].
+    pub async fn quarantined(&self, after: u64, most: usize) -> Result<Vec<Kept>, SourceError> {
+        self.kept(Kind::Quarantined, after, most).await
+    }
+
+    /// Forgets all dead letters. Says how many.
+    pub async fn purge_dead_letters(&self) -> Result<usize, SourceError> {
+        self.purge_kept(Kind::Dead).await
+    }
+
+    /// Forgets all that is in quarantine. Says how many.
+    pub async fn purge_quarantine(&self) -> Result<usize, SourceError> {
+        self.purge_kept(Kind::Quarantined).await
+    }
+
+    /// Forgets all messages that are not leased. Says how many.
+    pub async fn purge(&self) -> Result<usize, SourceError> {
+        let queue = Arc::clone(&self.queue);
+        self.inner.ask(|answer| Op::Purge { queue, answer }).await
+    }
+
+    /// What a group does, if it has messages.
+    pub fn group(&self, name: &str) -> Option<GroupView> {
+        let fingerprint = self.queue.fingerprint(Some(name.as_bytes()))?;
+        let mut state = self.queue.lock();
+        state.index.tick(self.inner.clock.now());
+        let standing = state.index.standing(fingerprint)?;
+        Some(view(standing, Some(name.into())))
+    }
+
+    /// What the groups do, in no particular order; no more than [`BATCH_MAX`] from a position on, 0 at first. With them comes the position
+    /// to go on from; none when that was all.
+    pub async fn groups(&self, from: u32, most: usize) -> Result<(Vec<GroupView>, Option<u32>), SourceError> {
+        let most = most.min(BATCH_MAX);
+        let standings = {
+            let mut state = self.queue.lock();
+            state.index.tick(self.inner.clock.now());
+            state.index.standings(from, most)
+        };
+        let next = standings.last().filter(|_| standings.len() == most).map(|last| last.slot + 1);
+        let heads = standings.iter().map(|standing| standing.head).collect();
+        let names = self.inner.ask(|answer| Op::Read(Read::Groups { heads, answer })).await?;
+        Ok((standings.into_iter().zip(names).map(|(standing, name)| view(standing, name)).collect(), next))
+    }
+
+    /// How many groups have messages.
+    pub fn group_count(&self) -> usize {
+        self.queue.lock().index.group_count()
+    }
+
+    async fn kept(&self, kind: Kind, after: u64, most: usize) -> Result<Vec<Kept>, SourceError> {
+        let (queue, most) = (Arc::clone(&self.queue), most.min(BATCH_MAX));
+        self.inner.ask(|answer| Op::Read(Read::Kept { queue, kind, after, most, answer })).await
+    }
+
+    async fn purge_kept(&self, kind: Kind) -> Result<usize, SourceError> {
+        let queue = Arc::clone(&self.queue);
+        self.inner.ask(|answer| Op::PurgeKept { queue, kind, answer }).await
+    }
+}
+
+fn view(standing: index::Standing, name: Option<Arc<str>>) -> GroupView {
+    let (depth, leased) = (standing.depth as usize, standing.out as usize);
+    GroupView { name, depth, leased, head: standing.head, state: standing.state }
+}
+
+/// For consumers.
+impl Source for EmbeddedQueue {
+    fn name(&self) -> &str {
+        &self.queue.name
+    }
+
+    fn claim(&self, wants: Wants) -> BoxFuture<'_, Result<Vec<Delivery>, SourceError>> {
+        self.claim_when_there_is_something(wants).boxed()
+    }
+
+    fn settle(
+        &self,
+        disposals: Vec<(Receipt, Disposal)>,
+    ) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
+        self.settle_all(disposals).boxed()
+    }
+
+    fn extend(
+        &self,
+        receipts: Vec<Receipt>,
+        lease: Duration,
+    ) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
+        let extended = self.extend_now(&receipts, millis(lease));
+        self.queue.changed.notify_waiters();
+        futures_util::future::ready(extended).boxed()
+    }
+
+    fn depth(&self) -> BoxFuture<'_, Result<Depth, SourceError>> {
+        let mut state = self.queue.lock();
+        state.index.tick(self.inner.clock.now());
+        let leased = state.index.out() as u64;
+        let waiting = state.index.len() as u64 - leased;
+        let depth = Depth { waiting, leased, dead: state.dead, quarantined: state.quarantined };
+        drop(state);
+        futures_util::future::ready(Ok(depth)).boxed()
+    }
+}
+
+impl EmbeddedQueue {
+    async fn claim_when_there_is_something(&self, wants: Wants) -> Result<Vec<Delivery>, SourceError> {
+        let deadline = Instant::now() + wants.wait.min(WAIT_MAX);
+        let Ok(_turn) = timeout_at(deadline, self.consumer.turn.lock()).await else { return Ok(Vec::new()) };
+        loop {
+            // Whatever changes after this line wakes us, so nothing that we do not see below can be missed.
+            let mut changed = std::pin::pin!(self.queue.changed.notified());
+            changed.as_mut().enable();
+            if self.inner.is_closed() {
+                return Err(SourceError::Closed);
+            }
+            let (picked, next_event) = self.pick(wants);
+            if !picked.claims.is_empty() {
+                let deliveries = self.complete(picked).await?;
+                if !deliveries.is_empty() {
+                    return Ok(deliveries);
+                }
+                continue;
+            }
+            if Instant::now() >= deadline || wants.most == 0 {
+                return Ok(Vec::new());
+            }
+            let wake = next_event.map_or(deadline, |at| self.inner.clock.instant(at).min(deadline));
+            tokio::select! {
+                () = &mut changed => {}
+                () = sleep_until(wake) => {}
+            }
+        }
+    }
+
+    /// Takes messages out of the index, with the bodies that are in memory.
+    fn pick(&self, wants: Wants) -> (Picked, Option<Millis>) {
+        let now = self.inner.clock.now();
+        let mut state = self.queue.lock();
+        let most = wants.most.min(BATCH_MAX);
+        let claims = state.index.claim(self.consumer.id, most, millis(wants.lease), now);
+        let bodies = claims.iter().map(|claim| state.bodies.take(claim.sequence)).collect();
+        let next_event = state.index.next_event();
+        (Picked { queue: Arc::clone(&self.queue), claims, bodies }, next_event)
+    }
+
+    /// Reads the bodies that were not in memory. Dropped before its end, it has claimed nothing.
+    async fn complete(&self, mut picked: Picked) -> Result<Vec<Delivery>, SourceError> {
+        let missing: Vec<usize> =
+            (0..picked.bodies.len()).filter(|at| picked.bodies[*at].is_none()).collect();
+        let mut failure = None;
+        if !missing.is_empty() {
+            let sequences = missing.iter().map(|at| picked.claims[*at].sequence).collect();
+            let loaded = self.inner.load(sequences).await?;
+            for (at, loaded) in missing.into_iter().zip(loaded) {
+                match loaded {
+                    Loaded::Body(body) => picked.bodies[at] = Some(body),
+                    Loaded::Missing => self.queue.lock().index.vanish(picked.claims[at]),
+                    Loaded::Unreadable(reason) => self.quarantine(picked.claims[at], reason).await?,
+                    // It stays leased, so that it is tried again when the lease has run out and not at once.
+                    Loaded::Failed(error) => failure = Some(error),
+                }
+            }
+        }
+        let (claims, bodies) = picked.keep();
+        let deliveries: Vec<_> = claims
+            .into_iter()
+            .zip(bodies)
+            .filter_map(|(claim, body)| body.map(|body| self.delivery(claim, body)))
+            .collect();
+        match failure {
+            Some(error) if deliveries.is_empty() => Err(error),
+            _ => Ok(deliveries),
+        }
+    }
+
+    fn delivery(&self, claim: Claimed, body: Body) -> Delivery {
+        let Claimed { sequence, generation, attempt } = claim;
+        let receipt = receipt(self.inner.epoch, sequence, generation);
+        Delivery { id: sequence, receipt, group: body.group, text: body.text, attempt }
+    }
+
+    async fn quarantine(&self, claim: Claimed, reason: String) -> Result<(), SourceError> {
+        let receipt = receipt(self.inner.epoch, claim.sequence, claim.generation);
+        self.settle_all(vec![(receipt, Disposal::Quarantine { reason })]).await.map(|_| ())
+    }
+
+    async fn settle_all(&self, disposals: Vec<(Receipt, Disposal)>) -> Result<Vec<Settled>, SourceError> {
+        if self.inner.is_closed() {
+            return Err(SourceError::Closed);
+        }
+        let slot = self.inner.slot().await?;
+        let (begun, settled) = self.begin(disposals);
+        if !begun.fates.is_empty() {
+            let (answer, answered) = oneshot::channel();
+            slot.send(Op::Settle { begun, answer });
+            answered.await.unwrap_or_else(|_| Err(writer_died()))?;
+        }
+        Ok(settled)
+    }
+
+    /// Marks what is about to be settled. From here on its lease cannot run out and nobody else can settle it.
+    fn begin(&self, disposals: Vec<(Receipt, Disposal)>) -> (Begun, Vec<Settled>) {
+        let now = self.inner.clock.now();
+        let mut begun = Begun { queue: Arc::clone(&self.queue), fates: Vec::with_capacity(disposals.len()) };
+        let mut settled = Vec::with_capacity(disposals.len());
+        let mut state = self.queue.lock();
+        for (receipt, disposal) in disposals {
+            let intent = match disposal {
+                Disposal::GiveBack { .. } => Intent::Return,
+                _ => Intent::End,
+            };
+            let good = self
+                .sequence_of(&receipt)
+                .filter(|(sequence, generation)| state.index.begin(*sequence, *generation, intent, now));
+            settled.push(if good.is_some() { Settled::Settled } else { Settled::Stale });
+            if let Some((sequence, _)) = good {
+                let attempts = state.index.attempts(sequence);
+                begun.fates.push((sequence, fate(disposal, attempts, now)));
+            }
+        }
+        drop(state);
+        (begun, settled)
+    }
+
+    fn extend_now(&self, receipts: &[Receipt], lease: Millis) -> Result<Vec<Settled>, SourceError> {
+        if self.inner.is_closed() {
+            return Err(SourceError::Closed);
+        }
+        let now = self.inner.clock.now();
+        let mut state = self.queue.lock();
+        let extended = receipts.iter().map(|receipt| {
+            let good = self
+                .sequence_of(receipt)
+                .is_some_and(|(sequence, generation)| state.index.extend(sequence, generation, lease, now));
+            if good { Settled::Settled } else { Settled::Stale }
+        });
+        Ok(extended.collect())
+    }
+
+    /// What a receipt of this epoch names. Sequences are those of the store, so a receipt of another queue names nothing in this one.
+    fn sequence_of(&self, receipt: &Receipt) -> Option<(Sequence, u64)> {
+        let mut parts = receipt.0.split('-').map(|part| u64::from_str_radix(part, 16));
+        let (epoch, sequence, generation) = (parts.next()?, parts.next()?, parts.next()?);
+        (epoch.ok()? == self.inner.epoch && parts.next().is_none()).then_some(())?;
+        Some((sequence.ok()?, generation.ok()?))
+    }
+}
+
+fn receipt(epoch: u64, sequence: Sequence, generation: u64) -> Receipt {
+    Receipt(format!("{epoch:x}-{sequence:x}-{generation:x}").into())
+}
+
+fn fate(disposal: Disposal, attempts: u16, now: Millis) -> Fate {
+    let keep = |kind, reason: String| Fate::Keep { kind, attempts, now, reason: cut(reason) };
+    match disposal {
+        Disposal::Done => Fate::Done,
+        Disposal::GiveBack { delay } => {
+            Fate::GiveBack { due: now.saturating_add(millis(delay)).min(i64::MAX as u64), attempts }
+        }
+        Disposal::DeadLetter { reason } => keep(Kind::Dead, reason),
+        Disposal::Quarantine { reason } => keep(Kind::Quarantined, reason),
+    }
+}
+
+fn cut(mut reason: String) -> String {
+    if reason.len() > REASON_BYTES_MAX {
+        let end = (0..=REASON_BYTES_MAX).rev().find(|end| reason.is_char_boundary(*end)).unwrap_or(0);
+        reason.truncate(end);
+    }
+    reason
+}
+
+fn millis(duration: Duration) -> Millis {
+    duration.min(WAIT_MAX * 100).as_millis() as u64
+}
+
+/// Messages that were taken out of the index for a claim. Dropped before they are kept, they go back as if they had never been taken.
+struct Picked {
+    queue: Arc<Shared>,
+    claims: Vec<Claimed>,
+    bodies: Vec<Option<Body>>,
+}
+
+impl Picked {
+    fn keep(mut self) -> (Vec<Claimed>, Vec<Option<Body>>) {
+        (std::mem::take(&mut self.claims), std::mem::take(&mut self.bodies))
+    }
+}
+
+impl Drop for Picked {
+    fn drop(&mut self) {
+        if self.claims.is_empty() {
+            return;
+        }
+        let mut state = self.queue.lock();
+        state.index.unclaim(&self.claims);
+        for (claim, body) in self.claims.iter().zip(self.bodies.drain(..)) {
+            if let Some(body) = body {
+                state.bodies.offer(claim.sequence, body);
+            }
+        }
+        drop(state);
+        self.queue.changed.notify_waiters();
+    }
+}
