@@ -8,6 +8,7 @@
 //!
 //! The files follow that way: [`message`], [`source`], [`mediator`].
 
+pub mod ingress;
 pub mod mediator;
 pub mod message;
 pub mod source;
