@@ -60,7 +60,7 @@ impl Line {
     /// assert_eq!((&*line.family, line.notify), ("7", true));
     /// let bad = Line::parse(br#"{"id": "t-2", "correlationId": 7, "colour": "red"}"#).unwrap_err();
     /// assert_eq!(bad.id.as_deref(), Some("t-2"));
-    /// assert_eq!(bad.detail, "there is no field \"colour\" (column 47)");
+    /// assert_eq!(bad.detail, "there is no field \"colour\" (column 42)");
     /// ```
     pub fn parse(bytes: &[u8]) -> Result<Line, BadLine> {
         let text = std::str::from_utf8(bytes).map_err(|error| {
