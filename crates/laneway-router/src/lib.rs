@@ -8,6 +8,7 @@
 //!
 //! The files follow that way: [`message`], [`source`], [`mediator`]. [`targets`] is what stands at its end in tests and demonstrations.
 
+pub mod ingress;
 pub mod mediator;
 pub mod message;
 pub mod source;
