@@ -85,7 +85,10 @@ pub struct Dropped {
 
 /// How many messages were dropped, by bound, policy and kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Drops([[[u64; 3]; 2]; 4]);
+pub struct Drops {
+    by_policy: [[[u64; 3]; 2]; 4],
+    withdrawn: u64,
+}
 
 impl Drops {
     /// The count of one combination. Policies other than the two that drop have none.
@@ -95,22 +98,32 @@ impl Drops {
             Overflow::DropNewest => 1,
             _ => return 0,
         };
-        self.0[bound as usize][policy][kind as usize]
+        self.by_policy[bound as usize][policy][kind as usize]
+    }
+
+    /// Those that were taken back by [`withdraw`](crate::Handle::withdraw), which is nobody's policy.
+    pub fn withdrawn(&self) -> u64 {
+        self.withdrawn
     }
 
     /// All of them.
     pub fn total(&self) -> u64 {
-        self.0.iter().flatten().flatten().sum()
+        self.by_policy.iter().flatten().flatten().sum::<u64>() + self.withdrawn
+    }
+
+    pub(crate) fn withdraw(&mut self, messages: u64) {
+        self.withdrawn += messages;
     }
 
     pub(crate) fn record(&mut self, dropped: Dropped) {
         let policy = usize::from(dropped.policy == Overflow::DropNewest);
-        self.0[dropped.bound as usize][policy][dropped.kind as usize] += 1;
+        self.by_policy[dropped.bound as usize][policy][dropped.kind as usize] += 1;
     }
 
     pub(crate) fn add(&mut self, other: &Drops) {
-        let cells = self.0.iter_mut().flatten().flatten();
-        for (mine, theirs) in cells.zip(other.0.iter().flatten().flatten()) {
+        self.withdrawn += other.withdrawn;
+        let cells = self.by_policy.iter_mut().flatten().flatten();
+        for (mine, theirs) in cells.zip(other.by_policy.iter().flatten().flatten()) {
             *mine += theirs;
         }
     }

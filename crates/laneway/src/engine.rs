@@ -36,6 +36,7 @@ use crate::{
     shutdown::ShutdownReport,
     stats::{Account, DispatcherStats, Snapshot},
     sync::{Mutex, lock},
+    topology::pace_interval,
     worker::{Backoff, Inside, Seat, WaitStrategy},
 };
 
@@ -725,6 +726,24 @@ impl<K: Hash, M> Handle<K, M> {
         true
     }
 
+    /// Takes everything back that waits in the lane of a key, oldest first, messages that were parked alone included. `None` if the lane is in
+    /// flight: then its head would stay behind. In the account they count as dropped.
+    pub fn withdraw(&self, key: &K) -> Option<Vec<Message<K, M>>> {
+        let taken = self.operate(key, |dispatcher, fingerprint| {
+            dispatcher.operate(|lanes, counted, released| {
+                let items = lanes.withdraw(fingerprint)?;
+                counted.evicted.withdraw(items.len() as u64);
+                *released += items.len() as u64;
+                self.shared.engine_bound.release(items.len() as u64);
+                Some((fingerprint, items))
+            })
+        });
+        let (fingerprint, items) = taken??;
+        self.shared.unmap(fingerprint, items.len() as u64);
+        self.shared.quiet.made_last();
+        Some(items.into_iter().map(|item| item.message).collect())
+    }
+
     fn operate<R>(&self, key: &K, act: impl FnOnce(&Dispatcher<K, M>, u64) -> R) -> Option<R> {
         let fingerprint = self.shared.fingerprint(key);
         // No change of the topology between finding the lane and acting on it.
@@ -776,6 +795,21 @@ impl<K, M> Handle<K, M> {
         let layout = self.shared.layout.load();
         let place = layout.position(name);
         place.map(|place| layout.dispatchers[place].set_paused(paused)).is_some()
+    }
+
+    /// Lets a dispatcher start at most so many messages per second from now on, evenly spaced, or as many as it can. False if there is none of
+    /// that name, or the pace is not above zero.
+    pub fn set_pace(&self, dispatcher: &str, per_second: Option<f64>) -> bool {
+        let interval = per_second.map(pace_interval);
+        let layout = self.shared.layout.load();
+        match layout.position(dispatcher) {
+            Some(place) if interval != Some(0) => {
+                layout.dispatchers[place].operate(|lanes, _, _| lanes.set_pace(interval));
+                layout.dispatchers[place].wake_all();
+                true
+            }
+            _ => false,
+        }
     }
 
     /// Everything that is counted, and where everything is.

@@ -233,7 +233,7 @@ impl<K> TopologyBuilder<K> {
 }
 
 /// Nanoseconds between two starts; 0 stands for a rate that makes no sense.
-fn pace_interval(per_second: f64) -> u64 {
+pub(crate) fn pace_interval(per_second: f64) -> u64 {
     let interval = 1e9 / per_second;
     if per_second > 0.0 && interval.is_finite() { (interval as u64).max(1) } else { 0 }
 }

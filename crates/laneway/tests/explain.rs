@@ -294,3 +294,56 @@ fn lanes_by_depth_counts_what_is_in_flight_and_aside() {
     gate.wait_arrived(1);
     assert_eq!(engine.lanes_by_depth(5), [(7, 4)], "one aside, one in flight, two waiting");
 }
+
+// ── taking messages back ───────────────────────────────────────────────────────────────────────────────────────────
+
+#[test]
+fn withdraw_takes_a_lane_that_is_not_in_flight_whole_and_in_order() {
+    let gate = Gate::closed();
+    let gate_too = gate.clone();
+    let engine = Engine::builder()
+        .topology(Topology::pool(1))
+        .handle(move |_, number: &mut u64| match *number {
+            0 => Outcome::Park,
+            1 => {
+                gate_too.pass();
+                Outcome::ParkLane
+            }
+            _ => Outcome::Done,
+        })
+        .build()
+        .unwrap();
+    let _opens = OpensAtLast(gate.clone());
+    send(&engine, (0..5).map(|number| (7, number)));
+    gate.wait_arrived(1);
+    assert_eq!(engine.withdraw(&7), None, "one of them is in flight");
+    gate.open();
+    assert!(engine.wait_quiet(DEADLINE));
+    let bodies: Vec<u64> = engine.withdraw(&7).unwrap().into_iter().map(|message| message.body).collect();
+    assert_eq!(
+        bodies,
+        [0, 1, 2, 3, 4],
+        "the one that was parked alone, the one that parked the lane, and what waited behind"
+    );
+    assert_eq!(engine.withdraw(&7), Some(Vec::new()));
+    let snapshot = engine.snapshot();
+    let account = snapshot.account;
+    assert_eq!((account.accepted, account.dropped, account.outstanding), (5, 5, 0));
+    assert_eq!(snapshot.drops.withdrawn(), 5);
+    send(&engine, [(7, 9)]);
+    assert!(engine.wait_quiet(DEADLINE));
+    assert_eq!(engine.snapshot().account.done, 1, "the key goes on as if nothing had been");
+}
+
+#[test]
+fn a_pace_can_be_set_and_lifted_while_messages_wait() {
+    let (engine, _gate) = gated(Topology::pool(2));
+    let _opens = OpensAtLast(_gate.clone());
+    _gate.open();
+    assert!(!engine.set_pace("pool-0", Some(0.0)) && !engine.set_pace("nowhere", None));
+    assert!(engine.set_pace("pool-0", Some(0.001)));
+    send(&engine, (0..20).map(|key| (key, 0)));
+    assert!(engine.snapshot().account.outstanding >= 18, "one may have started");
+    assert!(engine.set_pace("pool-0", None));
+    assert!(engine.wait_quiet(DEADLINE));
+}

@@ -291,6 +291,9 @@ pub(crate) struct Settled<K, M> {
     pub(crate) earlier_timer: bool,
 }
 
+/// How late a timer may ring without changing the pace: a few milliseconds are usual.
+const LATE: u64 = 3_000_000;
+
 /// Fixed pace at which messages of a dispatcher may start, without bursts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
@@ -505,7 +508,8 @@ impl<K, M> Lanes<K, M> {
             Some(pace) if self.ready.len() > 0 => {
                 let due = pace.next_at <= now;
                 if due {
-                    pace.next_at = now + pace.interval;
+                    // A timer may ring a little late; the next message must not be late for that as well.
+                    pace.next_at = pace.next_at.max(now.saturating_sub(LATE)) + pace.interval;
                 }
                 due
             }
@@ -538,6 +542,11 @@ impl<K, M> Lanes<K, M> {
             lane.tier = head.message.priority.tier();
         }
         self.ready.push(&mut self.lanes, id);
+    }
+
+    /// Changes the pace. The next message may start at once: it is not known how long ago the last one did.
+    pub(crate) fn set_pace(&mut self, interval: Option<u64>) {
+        self.pace = interval.map(Pace::new);
     }
 
     // ── settle ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -743,6 +752,25 @@ impl<K, M> Lanes<K, M> {
             self.leave_if_empty(id);
         }
         Some(item)
+    }
+
+    /// Takes all messages of a lane out, oldest first, unless one is in flight.
+    pub(crate) fn withdraw(&mut self, fingerprint: u64) -> Option<Vec<Item<K, M>>> {
+        if self.streaming > 0 && self.stream_keys.contains(&fingerprint) {
+            return None;
+        }
+        let Some(&id) = self.table.get(&fingerprint) else { return Some(Vec::new()) };
+        if matches!(self.lanes[id as usize].state, State::Running { .. } | State::Arriving) {
+            return None;
+        }
+        let aside = self.lanes[id as usize].extra.as_ref().map_or(0, |extra| extra.aside.len());
+        let all = (self.lanes[id as usize].waiting.len() + aside) as usize;
+        if self.take_back_aside(id) && self.lanes[id as usize].state == State::Aside {
+            self.make_ready(id);
+        }
+        let items: Vec<_> = (0..all).filter_map(|_| self.skip_head(fingerprint)).collect();
+        debug_assert_eq!(items.len(), all, "nothing stays behind");
+        Some(items)
     }
 
     /// A lane that has lost a message and may have none left: out of the ready list, and gone if nothing is aside.
