@@ -838,6 +838,23 @@ async fn a_client_that_does_not_let_go_is_cut_off_at_the_end() {
     assert_eq!(client.next().await, None);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_never_reads_cannot_hold_up_the_end() {
+    let mediator = quick();
+    let ingress = start(Settings { write_time: 10 * DEADLINE, ..settings() }, &mediator).await;
+    let client = Client::connect(&ingress).await;
+    let mut output = client.output;
+    let sending = tokio::spawn(async move {
+        let _ = output.write_all("x\n".repeat(1_000_000).as_bytes()).await;
+        output
+    });
+    eventually("it sends", || ingress.stats().lines > 10_000).await;
+    let report = timeout(DEADLINE, ingress.shutdown(DEADLINE)).await.expect("it ends");
+    assert!(report.connections_cut <= 1 && report.account.accepted == 0);
+    drop(client.input);
+    drop(timeout(DEADLINE, sending).await.expect("the sender is told").unwrap());
+}
+
 #[tokio::test]
 async fn a_dropped_ingress_lets_its_clients_go() {
     let gate = Arc::new(Semaphore::new(0));
@@ -882,5 +899,29 @@ async fn statistics_have_the_names_of_the_document() {
         assert!(json["partitions"][0][name].is_u64(), "{name}: {json}");
     }
     assert_eq!(json["rejections"]["BUSY"], 0);
+    end(ingress).await;
+}
+
+/// The session of the guide, as it stands there.
+#[tokio::test]
+async fn the_guide_tells_the_truth() {
+    let guide = include_str!("../../../docs/guide/ingress.md");
+    let between = |from: &str, to: &str| {
+        let start = guide.find(from).expect(from) + from.len();
+        &guide[start..start + guide[start..].find(to).expect(to)]
+    };
+    let (sent, told) = (between("<<'LINES'\n", "LINES\n"), between("before `t-1`.\n\n```text\n", "```"));
+    let mediator = quick();
+    let ingress = start(settings(), &mediator).await;
+    let mut client = Client::connect(&ingress).await;
+    client.send(sent).await;
+    client.finish().await;
+    let answers = client.rest().await;
+    let done = |answer: &&str| answer.starts_with("DONE");
+    let of = |answers: Vec<&str>| -> (Vec<String>, Vec<String>) {
+        let (done, first): (Vec<_>, Vec<_>) = answers.into_iter().partition(done);
+        (first.into_iter().map(str::to_owned).collect(), done.into_iter().map(str::to_owned).collect())
+    };
+    assert_eq!(of(answers.iter().map(String::as_str).collect()), of(told.lines().collect()));
     end(ingress).await;
 }
