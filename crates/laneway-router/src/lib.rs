@@ -6,7 +6,7 @@
 //!                        with so many slots         simulated    wait, final    dead letter
 //! ```
 //!
-//! The files follow that way: [`message`], [`source`], [`mediator`].
+//! The files follow that way: [`message`], [`source`], [`mediator`]. Beside it stands [`ingress`], which takes tasks straight from the network.
 
 pub mod ingress;
 pub mod mediator;

@@ -372,6 +372,24 @@ async fn a_full_family_is_busy_and_another_is_not() {
 }
 
 #[tokio::test]
+async fn a_refused_line_leaves_no_place_taken() {
+    let gate = Arc::new(Semaphore::new(0));
+    let mediator = gated(&gate, |_| true);
+    let ingress = start(Settings { family_capacity: 1, answers_max: 3, ..settings() }, &mediator).await;
+    let mut client = Client::connect(&ingress).await;
+    // One after the other: within a gulp, only the first refused line gets as far as the engine.
+    for number in 0..20 {
+        client.send(line("a", number, NOTIFY)).await;
+        let answers = client.answers(1).await;
+        let expected = if number == 0 { "ACK:a-0".to_owned() } else { format!("REJ:BUSY:a-{number}") };
+        assert_eq!(heads(&answers), [expected]);
+    }
+    open(&gate);
+    assert_eq!(client.answers(1).await, ["DONE:a-0"]);
+    end(ingress).await;
+}
+
+#[tokio::test]
 async fn pitfall_003_5_a_full_partition_is_busy() {
     let gate = Arc::new(Semaphore::new(0));
     let mediator = gated(&gate, |_| true);
@@ -415,7 +433,9 @@ async fn long_lines_are_bounded_by_their_bytes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pitfall_003_11_strict_lines_are_never_turned_around() {
     const TASKS: u64 = 600;
-    let mediator = quick();
+    // The first one waits until the others have been refused once; from then on they race.
+    let gate = Arc::new(Semaphore::new(0));
+    let mediator = gated(&gate, |called| called.number == 0);
     let ingress = start(Settings { family_capacity: 3, ..settings() }, &mediator).await;
     let mut client = Client::connect(&ingress).await;
     let (mut due, mut rounds): (Vec<u64>, _) = ((0..TASKS).collect(), 0);
@@ -433,6 +453,7 @@ async fn pitfall_003_11_strict_lines_are_never_turned_around() {
         due = refused.map(|(number, _)| *number).collect();
         let first = due.first().copied().unwrap_or(TASKS);
         assert_eq!(due, (first..TASKS).collect::<Vec<_>>(), "after a refusal, all later ones are refused");
+        open(&gate);
     }
     assert!(rounds > 1, "something was refused");
     end(ingress).await;
