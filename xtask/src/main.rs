@@ -41,11 +41,11 @@ enum Verb {
     Model(model::Options),
     /// Run the engine under the seeded simulator
     Simulate(simulate::Options),
-    /// Drive the engine with random bytes for a while
+    /// Drive the engine, and the readers of outside input, with random bytes for a while
     Fuzz(fuzz::Options),
     /// Run the benchmark beside the peers: `cargo xtask bench engine --workload W1`
     Bench(bench::Options),
-    /// Run every example of the engine
+    /// Run every example of the engine and the router
     Examples,
     /// Check the licences of all dependencies
     Licences,

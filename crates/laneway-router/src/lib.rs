@@ -7,6 +7,7 @@
 //! ```
 //!
 //! The files follow that way: [`message`], [`source`], [`mediator`]. [`targets`] is what stands at its end in tests and demonstrations.
+//! The files follow that way: [`message`], [`source`], [`mediator`]. Beside it stands [`ingress`], which takes tasks straight from the network.
 
 pub mod ingress;
 pub mod mediator;

@@ -372,6 +372,24 @@ async fn a_full_family_is_busy_and_another_is_not() {
 }
 
 #[tokio::test]
+async fn a_refused_line_leaves_no_place_taken() {
+    let gate = Arc::new(Semaphore::new(0));
+    let mediator = gated(&gate, |_| true);
+    let ingress = start(Settings { family_capacity: 1, answers_max: 3, ..settings() }, &mediator).await;
+    let mut client = Client::connect(&ingress).await;
+    // One after the other: within a gulp, only the first refused line gets as far as the engine.
+    for number in 0..20 {
+        client.send(line("a", number, NOTIFY)).await;
+        let answers = client.answers(1).await;
+        let expected = if number == 0 { "ACK:a-0".to_owned() } else { format!("REJ:BUSY:a-{number}") };
+        assert_eq!(heads(&answers), [expected]);
+    }
+    open(&gate);
+    assert_eq!(client.answers(1).await, ["DONE:a-0"]);
+    end(ingress).await;
+}
+
+#[tokio::test]
 async fn pitfall_003_5_a_full_partition_is_busy() {
     let gate = Arc::new(Semaphore::new(0));
     let mediator = gated(&gate, |_| true);
@@ -415,7 +433,9 @@ async fn long_lines_are_bounded_by_their_bytes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pitfall_003_11_strict_lines_are_never_turned_around() {
     const TASKS: u64 = 600;
-    let mediator = quick();
+    // The first one waits until the others have been refused once; from then on they race.
+    let gate = Arc::new(Semaphore::new(0));
+    let mediator = gated(&gate, |called| called.number == 0);
     let ingress = start(Settings { family_capacity: 3, ..settings() }, &mediator).await;
     let mut client = Client::connect(&ingress).await;
     let (mut due, mut rounds): (Vec<u64>, _) = ((0..TASKS).collect(), 0);
@@ -433,6 +453,7 @@ async fn pitfall_003_11_strict_lines_are_never_turned_around() {
         due = refused.map(|(number, _)| *number).collect();
         let first = due.first().copied().unwrap_or(TASKS);
         assert_eq!(due, (first..TASKS).collect::<Vec<_>>(), "after a refusal, all later ones are refused");
+        open(&gate);
     }
     assert!(rounds > 1, "something was refused");
     end(ingress).await;
@@ -838,6 +859,23 @@ async fn a_client_that_does_not_let_go_is_cut_off_at_the_end() {
     assert_eq!(client.next().await, None);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_never_reads_cannot_hold_up_the_end() {
+    let mediator = quick();
+    let ingress = start(Settings { write_time: 10 * DEADLINE, ..settings() }, &mediator).await;
+    let client = Client::connect(&ingress).await;
+    let mut output = client.output;
+    let sending = tokio::spawn(async move {
+        let _ = output.write_all("x\n".repeat(1_000_000).as_bytes()).await;
+        output
+    });
+    eventually("it sends", || ingress.stats().lines > 10_000).await;
+    let report = timeout(DEADLINE, ingress.shutdown(DEADLINE)).await.expect("it ends");
+    assert!(report.connections_cut <= 1 && report.account.accepted == 0);
+    drop(client.input);
+    drop(timeout(DEADLINE, sending).await.expect("the sender is told").unwrap());
+}
+
 #[tokio::test]
 async fn a_dropped_ingress_lets_its_clients_go() {
     let gate = Arc::new(Semaphore::new(0));
@@ -882,5 +920,29 @@ async fn statistics_have_the_names_of_the_document() {
         assert!(json["partitions"][0][name].is_u64(), "{name}: {json}");
     }
     assert_eq!(json["rejections"]["BUSY"], 0);
+    end(ingress).await;
+}
+
+/// The session of the guide, as it stands there.
+#[tokio::test]
+async fn the_guide_tells_the_truth() {
+    let guide = include_str!("../../../docs/guide/ingress.md");
+    let between = |from: &str, to: &str| {
+        let start = guide.find(from).expect(from) + from.len();
+        &guide[start..start + guide[start..].find(to).expect(to)]
+    };
+    let (sent, told) = (between("<<'LINES'\n", "LINES\n"), between("before `t-1`.\n\n```text\n", "```"));
+    let mediator = quick();
+    let ingress = start(settings(), &mediator).await;
+    let mut client = Client::connect(&ingress).await;
+    client.send(sent).await;
+    client.finish().await;
+    let answers = client.rest().await;
+    let done = |answer: &&str| answer.starts_with("DONE");
+    let of = |answers: Vec<&str>| -> (Vec<String>, Vec<String>) {
+        let (done, first): (Vec<_>, Vec<_>) = answers.into_iter().partition(done);
+        (first.into_iter().map(str::to_owned).collect(), done.into_iter().map(str::to_owned).collect())
+    };
+    assert_eq!(of(answers.iter().map(String::as_str).collect()), of(told.lines().collect()));
     end(ingress).await;
 }
