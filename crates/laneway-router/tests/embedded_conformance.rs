@@ -67,7 +67,7 @@ impl Subject for Embedded {
     }
 
     fn redrive(&self) -> BoxFuture<'_, ()> {
-        async { drop(self.operator.redrive(None, 100).await.expect("redriven")) }.boxed()
+        async { assert!(self.operator.redrive(None, 100).await.expect("redriven") > 0) }.boxed()
     }
 
     fn quarantined(&self) -> BoxFuture<'_, Vec<String>> {
@@ -90,7 +90,7 @@ mod with_a_thread {
     use super::*;
 
     async fn subject() -> Embedded {
-        Embedded::new(Options::default(), Duration::from_secs(1))
+        Embedded::new(Options::default(), Duration::from_millis(500))
     }
 
     laneway_router::source_conformance! { #[tokio::test] subject }
@@ -102,7 +102,7 @@ mod without_a_cache {
 
     async fn subject() -> Embedded {
         let queue = QueueOptions { cache_bytes: 0, ..QueueOptions::default() };
-        Embedded::new(Options { queue, ..Options::default() }, Duration::from_secs(1))
+        Embedded::new(Options { queue, ..Options::default() }, Duration::from_millis(500))
     }
 
     laneway_router::source_conformance! { #[tokio::test] subject }
