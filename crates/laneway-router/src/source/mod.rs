@@ -14,6 +14,9 @@
 
 pub mod embedded;
 
+#[cfg(feature = "conformance")]
+pub mod conformance;
+
 use std::sync::Arc;
 use std::time::Duration;
 
