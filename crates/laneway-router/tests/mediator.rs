@@ -15,8 +15,8 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, Version};
 use axum::routing::post;
 use laneway_router::mediator::{
-    BreakerSettings, BreakerState, Call, HttpMediator, HttpSettings, Limits, Mediator, Mediators, Signer,
-    Simulated, Verdict,
+    BadCertificate, BreakerSettings, BreakerState, Call, HttpMediator, HttpSettings, Limits, Mediator,
+    Mediators, Signer, Simulated, Verdict,
 };
 use laneway_router::message::{MediationType, Message, Secret};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -426,6 +426,52 @@ async fn the_time_to_connect_includes_tls() {
     is_again(&mediate(&mediator(settings), &format!("https://{address}/")).await, "no connection in time");
 }
 
+/// Answers that were right before something happened to their bytes, each on a connection of its own.
+#[tokio::test]
+async fn any_bytes_have_a_verdict() {
+    const ANSWERS: [&str; 4] = [
+        "HTTP/1.1 200 OK\r\ncontent-length: 31\r\n\r\n{\"ack\":false,\"delaySeconds\":100}",
+        "HTTP/1.1 429 Too Many Requests\r\nretry-after: 100\r\ncontent-length: 0\r\n\r\n",
+        "HTTP/1.1 503 Unavailable\r\nretry-after: Fri, 02 Jan 2026 12:00:00 GMT\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+        "HTTP/1.1 302 Found\r\nlocation: /elsewhere\r\ncontent-length: 2\r\n\r\nno",
+    ];
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        for seed in 0.. {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut random = fastrand::Rng::with_seed(seed);
+            let mut answer = random.choice(ANSWERS).unwrap().as_bytes().to_vec();
+            for _ in 0..random.usize(0..6) {
+                let place = random.usize(0..answer.len());
+                match random.u8(0..3) {
+                    0 => answer[place] = random.u8(..),
+                    1 => answer.truncate(place + 1),
+                    _ => answer.insert(place, random.u8(..)),
+                }
+            }
+            read_request(&mut stream).await;
+            let _ = stream.write_all(&answer).await;
+        }
+    });
+    let breaker = BreakerSettings { calls_min: usize::MAX, ..BreakerSettings::default() };
+    let mediator =
+        mediator(HttpSettings { breaker, timeout: Duration::from_secs(5), ..HttpSettings::default() });
+    let target = format!("http://{address}/");
+    let mut kinds = [0; 4];
+    for _ in 0..400 {
+        kinds[match mediate(&mediator, &target).await {
+            Verdict::Done => 0,
+            Verdict::Wait { .. } => 1,
+            Verdict::Again { .. } => 2,
+            Verdict::Final { .. } => 3,
+        }] += 1;
+        mediator.breakers().reset(&target);
+    }
+    assert!(kinds.iter().all(|count| *count > 0), "all four verdicts were met: {kinds:?}");
+    assert_eq!(mediator.metrics().snapshot().calls(), 400);
+}
+
 // ── connections ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 #[tokio::test]
@@ -514,6 +560,34 @@ async fn tls_agrees_on_the_version_and_trusts_who_it_is_told_to() {
     let trusting = HttpSettings { trusted: vec![certificate], ..HttpSettings::default() };
     let verdict = mediate(&mediator(trusting), &format!("https://localhost:{}/", old.port())).await;
     is_again(&verdict, "505");
+}
+
+#[tokio::test]
+async fn a_company_is_trusted_by_its_certificate() {
+    let own = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let mut settings = HttpSettings::default();
+    let text = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, own.cert.der());
+    let pem = format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n");
+    settings.trust_pem([pem.clone(), pem].concat().as_bytes()).unwrap();
+    assert_eq!(settings.trusted, [own.cert.der().clone(), own.cert.der().clone()]);
+    let refused = |pem: &[u8]| HttpSettings::default().trust_pem(pem).unwrap_err();
+    assert_eq!(refused(b"no certificate"), BadCertificate::None);
+    let garbage = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    assert!(matches!(refused(garbage), BadCertificate::Unusable { number: 1, .. }));
+}
+
+#[tokio::test]
+async fn a_large_payload_arrives_whole() {
+    let (address, mut received) = recorder().await;
+    let payload = format!("[{}0]", "1234567, ".repeat(25_000));
+    let text =
+        format!(r#"{{"id":"m","poolCode":"p","mediationTarget":"http://{address}/","payload":{payload}}}"#);
+    let message = Message::parse(text.as_bytes()).unwrap();
+    for prior_knowledge in [vec![], vec!["127.0.0.1".parse().unwrap()]] {
+        let mediator = mediator(HttpSettings { prior_knowledge, ..HttpSettings::default() });
+        assert_eq!(mediator.mediate(call(&message)).await, Verdict::Done);
+        assert_eq!(received.recv().await.unwrap().1, payload.as_bytes());
+    }
 }
 
 #[tokio::test]

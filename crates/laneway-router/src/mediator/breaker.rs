@@ -37,9 +37,9 @@ use super::verdict::Health;
 pub struct BreakerSettings {
     /// Opens at this share of failures, above 0 and at most 1.
     pub failure_share: f64,
-    /// Not before so many calls.
+    /// Not before so many calls. More than `window_calls` are never seen, so that the breaker never opens.
     pub calls_min: usize,
-    /// How many calls are remembered, at least `calls_min`.
+    /// How many calls are remembered.
     pub window_calls: usize,
     /// For how long.
     pub window_age: Duration,
@@ -642,6 +642,35 @@ mod tests {
         // The tenth failure of both together opens it, and not before.
         callers.into_iter().for_each(|caller| caller.join().unwrap());
         assert_eq!(breakers.admit("a", now).unwrap_err().cause, Cause::Open);
+    }
+
+    #[test]
+    fn many_threads_are_one_probe_at_a_time() {
+        use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+        let settings =
+            BreakerSettings { calls_min: 1, open_for: Duration::ZERO, ..BreakerSettings::default() };
+        let breakers = Breakers::new(settings);
+        let start = Instant::now();
+        breakers.admit("a", start).unwrap().report(Health::Bad, None, start);
+        let (probing, probes) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let probe_often = || {
+            while probes.load(SeqCst) < 300 {
+                let Ok(pass) = breakers.admit("a", Instant::now()) else {
+                    std::thread::yield_now();
+                    continue;
+                };
+                assert_eq!(probing.fetch_add(1, SeqCst), 0, "two probes at a time");
+                let number = probes.fetch_add(1, SeqCst);
+                std::thread::yield_now();
+                probing.fetch_sub(1, SeqCst);
+                match number % 3 {
+                    0 => drop(pass),
+                    1 => pass.report(Health::Neutral, None, Instant::now()),
+                    _ => pass.report(Health::Bad, None, Instant::now()),
+                }
+            }
+        };
+        std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(probe_often))));
     }
 
     #[derive(Clone, Debug)]
