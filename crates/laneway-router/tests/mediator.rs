@@ -230,6 +230,22 @@ async fn secrets_are_in_no_debug_text_and_in_no_reason() {
     assert!(shown.contains("x-api-key"), "names are shown");
 }
 
+#[tokio::test]
+async fn a_token_that_a_target_quotes_is_hidden() {
+    let quote = |headers: HeaderMap| async move {
+        let told = headers["authorization"].to_str().unwrap().to_owned();
+        (StatusCode::UNAUTHORIZED, format!("who is {told}? {}", "x".repeat(5_000)))
+    };
+    let address = serve(Router::new().route("/", post(quote))).await;
+    for token in ["s3cret".to_owned(), "s3cret".repeat(500)] {
+        let mut message = message(&format!("http://{address}/"));
+        message.auth_token = Some(Secret::new(token));
+        let verdict = mediator(HttpSettings::default()).mediate(call(&message)).await;
+        is_final(&verdict, "status 401: who is Bearer (secret)? xxx");
+        assert!(!format!("{verdict:?}").contains("s3cret"));
+    }
+}
+
 // ── what comes back ────────────────────────────────────────────────────────────────────────────────────────────────
 
 #[tokio::test]
@@ -509,6 +525,18 @@ async fn http2_without_asking_where_it_is_known() {
     let verdicts = futures_util::future::join_all(all).await;
     assert!(verdicts.iter().all(|verdict| *verdict == Verdict::Done), "{verdicts:?}");
     is_again(&mediate(&self::mediator(HttpSettings::default()), &target).await, "505");
+}
+
+#[tokio::test]
+async fn http2_to_who_does_not_speak_it_comes_again() {
+    let (address, _) = script(|mut stream| async move {
+        read_request(&mut stream).await;
+        let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n").await;
+    })
+    .await;
+    let settings =
+        HttpSettings { prior_knowledge: vec!["127.0.0.1".parse().unwrap()], ..HttpSettings::default() };
+    is_again(&mediate(&mediator(settings), &format!("http://{address}/")).await, "");
 }
 
 /// A server with a certificate for `localhost` that nobody has heard of.

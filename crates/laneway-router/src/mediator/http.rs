@@ -188,8 +188,11 @@ impl HttpMediator {
             inner.breakers.admit(&name, started.into_std()).map_err(|patience| wait(&name, patience))?;
         let client = inner.client_for(&uri);
         let request = self.request(uri, call).map_err(|problem| refuse(&problem))?;
-        let seen =
+        let mut seen =
             exchange(client, request, started + inner.settings.timeout, inner.settings.body_bytes_max).await;
+        if let Some(token) = &call.message.auth_token {
+            seen.hide(token.expose());
+        }
         let judgement = judge(seen.observed(), SystemTime::now(), &inner.settings.limits);
         pass.report(judgement.health, judgement.cool_down, Instant::now().into_std());
         Ok(judgement.verdict)
@@ -318,6 +321,21 @@ impl Seen {
                 Observed::Answer { status: *status, retry_after, body, cut: *cut }
             }
             Seen::Trouble { kind, detail } => Observed::Trouble { kind: *kind, detail },
+        }
+    }
+
+    /// Takes a secret out of an answer that may be shown: a target that complains may quote what it was sent.
+    fn hide(&mut self, secret: &str) {
+        // The reason has some hundred characters; what is behind these is not shown.
+        const SHOWN_BYTES: usize = 2_048;
+        if let Seen::Answer { status, body, .. } = self
+            && !(200..300).contains(status)
+            && !secret.is_empty()
+        {
+            let text = String::from_utf8_lossy(&body[..body.len().min(SHOWN_BYTES + secret.len())]);
+            if text.contains(secret) {
+                *body = text.replace(secret, "(secret)").into();
+            }
         }
     }
 
