@@ -165,7 +165,8 @@ impl Message {
     ///
     /// ```
     /// use laneway_router::message::Message;
-    /// let message = Message::parse(br#"{"id": "m-1", "poolCode": "orders", "messageGroupId": "order-7"}"#).unwrap();
+    /// let json = br#"{"id": "m-1", "poolCode": "orders", "messageGroupId": "order-7", "mediationTarget": "http://localhost/"}"#;
+    /// let message = Message::parse(json).unwrap();
     /// assert_eq!(message.message_group_id.as_deref(), Some("order-7"));
     /// let error = Message::parse(br#"{"id": 1, "poolCode": "orders"}"#).unwrap_err();
     /// assert!(error.to_string().contains("invalid type"));

@@ -37,15 +37,15 @@ use super::verdict::Health;
 pub struct BreakerSettings {
     /// Opens at this share of failures, above 0 and at most 1.
     pub failure_share: f64,
-    /// Not before so many calls.
+    /// Not before so many calls. More than `window_calls` are never seen, so that the breaker never opens.
     pub calls_min: usize,
-    /// How many calls are remembered, at least `calls_min`.
+    /// How many calls are remembered.
     pub window_calls: usize,
     /// For how long.
     pub window_age: Duration,
     /// How long it stays open.
     pub open_for: Duration,
-    /// How long those wait that come while a probe is on its way.
+    /// How long those wait at least that come while a probe is on its way: as long again as it has taken, but no longer than `open_for`.
     pub probe_wait: Duration,
     /// How many probes in a row have to succeed.
     pub successes_to_close: u32,
@@ -82,9 +82,17 @@ pub struct Breaker {
 
 #[derive(Clone, Debug)]
 enum State {
-    Closed { window: Window },
-    Open { until: Instant },
-    HalfOpen { probing: bool, successes: u32 },
+    Closed {
+        window: Window,
+    },
+    Open {
+        until: Instant,
+    },
+    /// `probing` is since when.
+    HalfOpen {
+        probing: Option<Instant>,
+        successes: u32,
+    },
 }
 
 /// The permission to make one call. Good for the generation in which it was given.
@@ -142,14 +150,17 @@ impl Breaker {
                 Err(Patience { delay: *until - now, cause: Cause::Open })
             }
             State::Open { .. } => {
-                self.change(State::HalfOpen { probing: true, successes: 0 });
+                self.change(State::HalfOpen { probing: Some(now), successes: 0 });
                 Ok(Ticket { generation: self.generation, probe: true })
             }
-            State::HalfOpen { probing: true, .. } => {
-                Err(Patience { delay: self.settings.probe_wait, cause: Cause::Probe })
+            State::HalfOpen { probing: Some(since), .. } => {
+                // As long again as it has taken already: a probe that hangs is not asked about by ten thousand groups four times a second.
+                let taken = now.saturating_duration_since(*since);
+                let delay = taken.min(self.settings.open_for).max(self.settings.probe_wait);
+                Err(Patience { delay, cause: Cause::Probe })
             }
             State::HalfOpen { probing, .. } => {
-                *probing = true;
+                *probing = Some(now);
                 Ok(Ticket { generation: self.generation, probe: true })
             }
         }
@@ -172,7 +183,7 @@ impl Breaker {
             }
             State::Open { .. } => unreachable!("an open breaker gives no ticket"),
             State::HalfOpen { probing, successes } => {
-                assert!(std::mem::take(probing), "the ticket of this generation is its probe");
+                assert!(probing.take().is_some(), "the ticket of this generation is its probe");
                 match health {
                     Health::Neutral => {}
                     Health::Bad => self.open(now),
@@ -192,7 +203,7 @@ impl Breaker {
         if let State::HalfOpen { probing, .. } = &mut self.state
             && ticket.generation == self.generation
         {
-            *probing = false;
+            *probing = None;
         }
     }
 
@@ -519,6 +530,22 @@ mod tests {
     }
 
     #[test]
+    fn a_probe_that_hangs_is_asked_about_ever_less() {
+        let start = Instant::now();
+        let mut breaker = open(start);
+        let mut now = start + 5 * SECOND;
+        let _probe = breaker.admit(now).unwrap();
+        let mut questions = 0;
+        while now < start + 65 * SECOND {
+            let patience = breaker.admit(now).unwrap_err();
+            assert_eq!(patience.cause, Cause::Probe);
+            now += patience.delay;
+            questions += 1;
+        }
+        assert!((10..20).contains(&questions), "{questions} questions in a minute");
+    }
+
+    #[test]
     fn a_failed_probe_opens_it_again_for_the_whole_time() {
         let start = Instant::now();
         let mut breaker = open(start);
@@ -644,6 +671,35 @@ mod tests {
         assert_eq!(breakers.admit("a", now).unwrap_err().cause, Cause::Open);
     }
 
+    #[test]
+    fn many_threads_are_one_probe_at_a_time() {
+        use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+        let settings =
+            BreakerSettings { calls_min: 1, open_for: Duration::ZERO, ..BreakerSettings::default() };
+        let breakers = Breakers::new(settings);
+        let start = Instant::now();
+        breakers.admit("a", start).unwrap().report(Health::Bad, None, start);
+        let (probing, probes) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let probe_often = || {
+            while probes.load(SeqCst) < 300 {
+                let Ok(pass) = breakers.admit("a", Instant::now()) else {
+                    std::thread::yield_now();
+                    continue;
+                };
+                assert_eq!(probing.fetch_add(1, SeqCst), 0, "two probes at a time");
+                let number = probes.fetch_add(1, SeqCst);
+                std::thread::yield_now();
+                probing.fetch_sub(1, SeqCst);
+                match number % 3 {
+                    0 => drop(pass),
+                    1 => pass.report(Health::Neutral, None, Instant::now()),
+                    _ => pass.report(Health::Bad, None, Instant::now()),
+                }
+            }
+        };
+        std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(probe_often))));
+    }
+
     #[derive(Clone, Debug)]
     enum Step {
         Advance(u64),
@@ -713,7 +769,7 @@ mod tests {
                             let longest = match patience.cause {
                                 Cause::CoolDown => 2 * SECOND,
                                 Cause::Open => settings.open_for,
-                                Cause::Probe => settings.probe_wait,
+                                Cause::Probe => settings.open_for.max(settings.probe_wait),
                             };
                             prop_assert!(patience.delay <= longest && !patience.delay.is_zero());
                         }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use hyper::Uri;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::connect::HttpConnector;
-use rustls::pki_types::CertificateDer;
+use rustls::pki_types::{CertificateDer, pem::PemObject};
 use rustls::{ClientConfig, RootCertStore};
 use tower_service::Service;
 
@@ -30,9 +30,41 @@ pub(super) fn tls(trusted: &[CertificateDer<'static>]) -> HttpsConnector<HttpCon
         .wrap_connector(tcp)
 }
 
+/// Why a text is not a list of certificates.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadCertificate {
+    /// Not one in it.
+    #[error("there is no certificate in it: expected `-----BEGIN CERTIFICATE-----`")]
+    None,
+    /// One that cannot be read.
+    #[error("certificate number {number} cannot be used: {problem}")]
+    Unusable {
+        /// Which one, from 1.
+        number: usize,
+        /// What is wrong with it.
+        problem: String,
+    },
+}
+
+/// The certificates of a PEM text, each of which could be trusted.
+pub(super) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, BadCertificate> {
+    let mut roots = RootCertStore::empty();
+    let usable = CertificateDer::pem_slice_iter(pem).zip(1..).map(|(certificate, number)| {
+        let unusable = |problem: &dyn std::fmt::Display| BadCertificate::Unusable {
+            number,
+            problem: problem.to_string(),
+        };
+        let certificate = certificate.map_err(|problem| unusable(&problem))?;
+        roots.add(certificate.clone()).map_err(|problem| unusable(&problem))?;
+        Ok(certificate)
+    });
+    let usable: Vec<_> = usable.collect::<Result<_, _>>()?;
+    if usable.is_empty() { Err(BadCertificate::None) } else { Ok(usable) }
+}
+
 fn config(trusted: &[CertificateDer<'static>]) -> ClientConfig {
     let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
-    // What is no certificate is found when the configuration is read; here it would only be one that nothing is signed by.
+    // `HttpSettings::trust_pem` has looked at them; one that was put in by hand and is none is not trusted, and that is all.
     roots.add_parsable_certificates(trusted.iter().cloned());
     ClientConfig::builder_with_provider(rustls::crypto::ring::default_provider().into())
         .with_safe_default_protocol_versions()

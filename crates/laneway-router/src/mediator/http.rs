@@ -48,7 +48,7 @@ use rustls::pki_types::CertificateDer;
 use tokio::time::{Instant, timeout_at};
 
 use super::breaker::{BreakerSettings, Breakers, Cause, Patience};
-use super::connect::{Timed, tls};
+use super::connect::{BadCertificate, Timed, certificates, tls};
 use super::metrics::Metrics;
 use super::signature::Signer;
 use super::target::{self, BadTarget, Pattern, Scope};
@@ -72,7 +72,7 @@ pub struct HttpSettings {
     pub allowed: Option<Vec<Pattern>>,
     /// Which of the targets without TLS are spoken to in HTTP/2 without asking. Those with TLS are asked.
     pub prior_knowledge: Vec<Pattern>,
-    /// Certificates that are trusted beside those that browsers trust: a company's own.
+    /// Certificates that are trusted beside those that browsers trust: a company's own. See [`trust_pem`](Self::trust_pem).
     pub trusted: Vec<CertificateDer<'static>>,
     /// What is one target to the breakers.
     pub scope: Scope,
@@ -98,6 +98,14 @@ impl Default for HttpSettings {
             breaker: BreakerSettings::default(),
             limits: Limits::default(),
         }
+    }
+}
+
+impl HttpSettings {
+    /// Trusts the certificates of a PEM text as well.
+    pub fn trust_pem(&mut self, pem: &[u8]) -> Result<(), BadCertificate> {
+        self.trusted.extend(certificates(pem)?);
+        Ok(())
     }
 }
 
@@ -128,7 +136,7 @@ const PING_EVERY: Duration = Duration::from_secs(15);
 const ANSWER_HEADER_BYTES_MAX: u32 = 64 * 1024;
 
 impl HttpMediator {
-    /// With these settings. Has to be called within a tokio runtime only when it mediates, not here.
+    /// With these settings. Needs a tokio runtime when it mediates, not here.
     pub fn new(settings: HttpSettings, signer: Signer) -> Self {
         let inner = Inner {
             agreed: client(&settings, false),
@@ -180,8 +188,11 @@ impl HttpMediator {
             inner.breakers.admit(&name, started.into_std()).map_err(|patience| wait(&name, patience))?;
         let client = inner.client_for(&uri);
         let request = self.request(uri, call).map_err(|problem| refuse(&problem))?;
-        let seen =
+        let mut seen =
             exchange(client, request, started + inner.settings.timeout, inner.settings.body_bytes_max).await;
+        if let Some(token) = &call.message.auth_token {
+            seen.hide(token.expose());
+        }
         let judgement = judge(seen.observed(), SystemTime::now(), &inner.settings.limits);
         pass.report(judgement.health, judgement.cool_down, Instant::now().into_std());
         Ok(judgement.verdict)
@@ -310,6 +321,21 @@ impl Seen {
                 Observed::Answer { status: *status, retry_after, body, cut: *cut }
             }
             Seen::Trouble { kind, detail } => Observed::Trouble { kind: *kind, detail },
+        }
+    }
+
+    /// Takes a secret out of an answer that may be shown: a target that complains may quote what it was sent.
+    fn hide(&mut self, secret: &str) {
+        // The reason has some hundred characters; what is behind these is not shown.
+        const SHOWN_BYTES: usize = 2_048;
+        if let Seen::Answer { status, body, .. } = self
+            && !(200..300).contains(status)
+            && !secret.is_empty()
+        {
+            let text = String::from_utf8_lossy(&body[..body.len().min(SHOWN_BYTES + secret.len())]);
+            if text.contains(secret) {
+                *body = text.replace(secret, "(secret)").into();
+            }
         }
     }
 

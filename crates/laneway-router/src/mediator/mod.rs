@@ -25,6 +25,7 @@ use futures_util::future::BoxFuture;
 use crate::message::{MediationType, Message};
 
 pub use breaker::{BreakerSettings, BreakerState, BreakerStatus, Breakers};
+pub use connect::BadCertificate;
 pub use http::{HttpMediator, HttpSettings};
 pub use metrics::{Metrics, MetricsSnapshot};
 pub use signature::{BadSecret, Signer};
@@ -126,3 +127,8 @@ impl Mediator for Mediators {
         }
     }
 }
+
+/// The examples of the guide are compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../../docs/guide/targets.md")]
+struct Guide;
