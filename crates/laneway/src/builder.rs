@@ -302,7 +302,15 @@ where
             }
         };
         check(problems)?;
-        let shared = self.assemble(Clock::real(), spawn, SeedableRandomState::random());
+        let clock = match &spawn {
+            #[cfg(feature = "tokio")]
+            Spawn::Slots(_, runtime) => {
+                let _entered = runtime.enter();
+                Clock::Tokio(tokio::time::Instant::now())
+            }
+            _ => Clock::real(),
+        };
+        let shared = self.assemble(clock, spawn, SeedableRandomState::random());
         // From here on a failure has to stop the workers that were started: the engine's drop does.
         let engine = Engine { handle: Handle { shared }, shut_down: false };
         for seat in &engine.handle.shared.layout.load().seats {

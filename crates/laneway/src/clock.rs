@@ -13,6 +13,9 @@ use std::{
 pub(crate) enum Clock {
     /// The machine's monotonic clock.
     Real(Instant),
+    /// The clock of tokio, which its timers go by: the machine's, or that of a test with paused time.
+    #[cfg(feature = "tokio")]
+    Tokio(tokio::time::Instant),
     /// Whatever the simulator says.
     Virtual(Arc<AtomicU64>),
 }
@@ -26,6 +29,8 @@ impl Clock {
     pub(crate) fn now(&self) -> u64 {
         match self {
             Clock::Real(start) => start.elapsed().as_nanos() as u64,
+            #[cfg(feature = "tokio")]
+            Clock::Tokio(start) => start.elapsed().as_nanos() as u64,
             Clock::Virtual(nanos) => nanos.load(SeqCst),
         }
     }

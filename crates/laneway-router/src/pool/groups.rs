@@ -1,0 +1,198 @@
+//! What a pool knows of its groups beyond their lanes: how many messages each has here, how fast it works them off, and when its next may start.
+//!
+//! An entry lives while the group has messages in the pool, and a little longer where its rate has to be remembered: then it is swept out
+//! with the next ones. So the memory follows the messages that are here, not the groups that were ever seen.
+
+use std::collections::HashMap;
+use std::hash::BuildHasher;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{GroupKey, PoolSettings};
+
+/// Few enough to sweep through, many enough that slots rarely meet.
+const SHARDS: usize = 16;
+
+/// A new group may have this many messages before anything is known about it.
+const UNKNOWN: usize = 16;
+
+/// One group in a pool.
+#[derive(Debug, Default)]
+struct Group {
+    /// Messages in the pool.
+    depth: usize,
+    /// Average time of an attempt; none yet.
+    average: Option<Duration>,
+    /// When the next attempt may start.
+    next_at: Option<Instant>,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    groups: HashMap<GroupKey, Group, foldhash::fast::FixedState>,
+    /// How many entries there were after the last sweep.
+    swept: usize,
+}
+
+/// The groups of a pool.
+#[derive(Debug)]
+pub(super) struct Groups {
+    shards: Vec<Mutex<Shard>>,
+    hasher: foldhash::fast::RandomState,
+}
+
+impl Groups {
+    pub(super) fn new() -> Self {
+        Groups {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            hasher: foldhash::fast::RandomState::default(),
+        }
+    }
+
+    fn shard(&self, key: &GroupKey) -> MutexGuard<'_, Shard> {
+        let place = self.hasher.hash_one(key) as usize % SHARDS;
+        self.shards[place].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts one more message, if the group may have it.
+    pub(super) fn enter(&self, key: &GroupKey, settings: &PoolSettings) -> bool {
+        let mut shard = self.shard(key);
+        shard.sweep();
+        let group = shard.groups.entry(key.clone()).or_default();
+        let fits = group.depth < group.capacity(settings);
+        group.depth += usize::from(fits);
+        if group.depth == 0 {
+            shard.groups.remove(key);
+        }
+        fits
+    }
+
+    /// One message has left.
+    pub(super) fn leave(&self, key: &GroupKey) {
+        let mut shard = self.shard(key);
+        let Some(group) = shard.groups.get_mut(key) else { return };
+        group.depth = group.depth.saturating_sub(1);
+        if group.depth == 0 && group.next_at.is_none_or(|at| at <= Instant::now()) {
+            shard.groups.remove(key);
+        }
+    }
+
+    /// How long the next attempt of a group has to wait for its rate; if not at all, it takes its place.
+    pub(super) fn pace(&self, key: &GroupKey, settings: &PoolSettings) -> Option<Duration> {
+        let interval = Duration::from_secs_f64(1.0 / settings.group_rate_per_second?);
+        let now = Instant::now();
+        let mut shard = self.shard(key);
+        let group = shard.groups.entry(key.clone()).or_default();
+        match group.next_at {
+            Some(at) if at > now => Some(at - now),
+            _ => {
+                group.next_at = Some(now + interval);
+                None
+            }
+        }
+    }
+
+    /// An attempt took so long.
+    pub(super) fn learn(&self, key: &GroupKey, took: Duration) {
+        if let Some(group) = self.shard(key).groups.get_mut(key) {
+            group.average = Some(group.average.map_or(took, |average| (average * 7 + took) / 8));
+        }
+    }
+
+    /// How many groups have messages here.
+    pub(super) fn count(&self) -> usize {
+        let active = |shard: &Mutex<Shard>| {
+            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            shard.groups.values().filter(|group| group.depth > 0).count()
+        };
+        self.shards.iter().map(active).sum()
+    }
+}
+
+impl Group {
+    /// How many messages it may have: all that is allowed, or what it works off in the time it is given.
+    fn capacity(&self, settings: &PoolSettings) -> usize {
+        let Some(latency) = settings.group_latency else { return settings.group_capacity };
+        let earned = match self.average {
+            None => UNKNOWN,
+            Some(average) => (latency.as_nanos() / average.as_nanos().max(1)).min(1 << 32) as usize,
+        };
+        earned.clamp(1, settings.group_capacity)
+    }
+}
+
+impl Shard {
+    /// Removes what is kept for its rate only and is not needed any more, whenever there are twice as many entries as after the last time.
+    fn sweep(&mut self) {
+        if self.groups.len() > 2 * self.swept + 64 {
+            let now = Instant::now();
+            self.groups.retain(|_, group| group.depth > 0 || group.next_at.is_some_and(|at| at > now));
+            self.swept = self.groups.len();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(name: &str) -> GroupKey {
+        GroupKey::Named(name.into())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_group_has_its_capacity_and_no_more() {
+        let groups = Groups::new();
+        let settings = PoolSettings { group_capacity: 2, ..PoolSettings::default() };
+        assert_eq!([0; 3].map(|_| groups.enter(&key("a"), &settings)), [true, true, false]);
+        assert!(groups.enter(&key("b"), &settings));
+        groups.leave(&key("a"));
+        assert!(groups.enter(&key("a"), &settings));
+        assert_eq!(groups.count(), 2);
+        [key("a"), key("a"), key("b")].iter().for_each(|key| groups.leave(key));
+        assert_eq!(groups.count(), 0);
+        assert!(groups.shards.iter().all(|shard| shard.lock().unwrap().groups.is_empty()), "no trace is left");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_group_gets_less_than_a_quick_one() {
+        let groups = Groups::new();
+        let settings = PoolSettings {
+            group_capacity: 100,
+            group_latency: Some(Duration::from_secs(10)),
+            ..PoolSettings::default()
+        };
+        let fit = |name| (0..200).take_while(|_| groups.enter(&key(name), &settings)).count();
+        assert_eq!(fit("unknown"), UNKNOWN);
+        for (name, millis, expected) in [("quick", 10, 100), ("slow", 2_000, 5), ("endless", 60_000, 1)] {
+            assert!(groups.enter(&key(name), &settings));
+            groups.learn(&key(name), Duration::from_millis(millis));
+            assert_eq!(1 + fit(name), expected, "{name}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_rate_is_kept_without_bursts_and_forgotten_when_it_does_not_matter_any_more() {
+        let groups = Groups::new();
+        let settings = PoolSettings { group_rate_per_second: Some(10.0), ..PoolSettings::default() };
+        let mut starts = Vec::new();
+        let begin = Instant::now();
+        for _ in 0..3 {
+            assert!(groups.enter(&key("a"), &settings));
+            while let Some(wait) = groups.pace(&key("a"), &settings) {
+                tokio::time::advance(wait).await;
+            }
+            starts.push((Instant::now() - begin).as_millis());
+            groups.leave(&key("a"));
+        }
+        assert_eq!(starts, [0, 100, 200]);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        for other in 0..2_000 {
+            assert!(groups.enter(&key(&other.to_string()), &settings));
+        }
+        let kept = groups.shards.iter().any(|shard| shard.lock().unwrap().groups.contains_key(&key("a")));
+        assert!(!kept);
+    }
+}

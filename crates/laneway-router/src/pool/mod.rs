@@ -1,0 +1,618 @@
+//! A pool: an engine of its own whose lanes are message groups and whose slots call targets.
+//!
+//! The intake (`router.rs`) hands [`Job`]s in; the pool's handler hands each to the mediator, turns the verdict into an outcome of the lane, and
+//! settles the delivery when its fate is known. What waits here is plain data in the engine's lanes: there are as many tasks as slots.
+//!
+//! # What a verdict becomes
+//!
+//! | verdict | the lane | the delivery |
+//! |---|---|---|
+//! | done | goes on | done |
+//! | wait | waits so long; costs no attempt | held |
+//! | again, attempts left | waits as told, or by the backoff | held |
+//! | again, none left; final | as [`Exhausted`] says, or as the message's `dispatchMode` does | dead letter, held, or given back |
+//!
+//! A group that goes back goes whole: nothing more of it is taken in, its lane is parked, and what is in it is withdrawn and given back in
+//! its order, all for the same time, so that no successor comes before the head.
+
+mod groups;
+mod settings;
+
+pub use settings::{BadSetting, CAPACITY_MAX, CONCURRENCY_MAX, Exhausted, PoolSettings, Ungrouped};
+
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use laneway::{Engine, Explanation, Failure, Handle, Outcome, Overflow, RetryPolicy, Snapshot, Topology};
+use tokio::sync::{Notify, mpsc};
+use tokio::time::Instant;
+
+use crate::mediator::{Call, Mediator, Verdict};
+use crate::message::{DispatchMode, Message, Priority};
+use crate::settle::{Barred, Held};
+use crate::source::Disposal;
+use groups::Groups;
+
+/// What messages without a group are called where they are one.
+pub const DEFAULT_GROUP: &str = "__DEFAULT__";
+
+/// What orders messages in a pool.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum GroupKey {
+    /// A group.
+    Named(Arc<str>),
+    /// A message that is ordered with nothing, by its number.
+    Alone(u64),
+}
+
+impl GroupKey {
+    /// Its name; nothing for a message alone.
+    pub fn name(&self) -> &str {
+        match self {
+            GroupKey::Named(name) => name,
+            GroupKey::Alone(_) => "",
+        }
+    }
+}
+
+/// A message in a pool.
+pub(crate) struct Job {
+    pub(crate) message: Arc<Message>,
+    /// Its place in the source.
+    pub(crate) sequence: u64,
+    /// Gone once it is settled.
+    pub(crate) held: Option<Held>,
+    /// Dropped with the job, which makes room.
+    _place: Place,
+}
+
+/// A place in a pool.
+struct Place {
+    pool: Arc<Core>,
+    key: GroupKey,
+    /// The code that the message asked for, if this pool only stands in.
+    foreign: Option<Arc<str>>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.pool.leave(&self.key, self.foreign.as_deref());
+    }
+}
+
+/// Whether a pool takes messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolState {
+    /// Takes them and runs them.
+    Open,
+    /// Takes them and lets them wait.
+    Paused,
+    /// Was added while another pool still has messages that asked for it: takes none until those are gone.
+    Waiting,
+    /// Is about to go: takes none, and runs what it has.
+    Draining,
+}
+
+impl PoolState {
+    const ALL: [PoolState; 4] = [PoolState::Open, PoolState::Paused, PoolState::Waiting, PoolState::Draining];
+}
+
+/// What a pool has counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolCounts {
+    /// Taken in.
+    pub submitted: u64,
+    /// Delivered.
+    pub succeeded: u64,
+    /// Dead letters.
+    pub failed: u64,
+    /// Attempts that are to be repeated.
+    pub transient: u64,
+    /// Attempts that were put off, by a target or a rate.
+    pub held_back: u64,
+    /// Given back to the source because there was no room.
+    pub refused: u64,
+    /// Given back to the source after failing.
+    pub given_back: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    submitted: AtomicU64,
+    succeeded: AtomicU64,
+    failed: AtomicU64,
+    transient: AtomicU64,
+    held_back: AtomicU64,
+    refused: AtomicU64,
+    given_back: AtomicU64,
+}
+
+/// What the pool, its jobs and its handler share.
+struct Core {
+    settings: ArcSwap<PoolSettings>,
+    /// Replaced when the secrets change.
+    mediator: ArcSwap<Arc<dyn Mediator>>,
+    state: AtomicU8,
+    /// Messages here.
+    held: AtomicUsize,
+    /// Messages here that asked for another pool, by its code.
+    foreign: Mutex<std::collections::HashMap<Arc<str>, usize>>,
+    groups: Groups,
+    counters: Counters,
+    /// Told whenever a message leaves.
+    room: Arc<Notify>,
+    /// Groups that are to go back.
+    returns: mpsc::UnboundedSender<(GroupKey, Option<Barred>)>,
+    /// When the last messages left, to tell how long one has to wait for room.
+    tempo: Mutex<Tempo>,
+}
+
+/// How fast messages leave.
+#[derive(Debug)]
+struct Tempo {
+    since: Instant,
+    left: u32,
+    per_second: f64,
+}
+
+/// How long a message for which there is no room stays away.
+const PATIENCE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+
+impl Core {
+    fn leave(&self, key: &GroupKey, foreign: Option<&str>) {
+        self.groups.leave(key);
+        self.held.fetch_sub(1, Relaxed);
+        if let Some(code) = foreign {
+            let mut codes = self.foreign.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(count) = codes.get_mut(code) {
+                *count -= 1;
+                if *count == 0 {
+                    codes.remove(code);
+                }
+            }
+        }
+        self.tempo.lock().unwrap_or_else(PoisonError::into_inner).one_left();
+        self.room.notify_waiters();
+    }
+
+    /// Makes one attempt and says what becomes of the lane.
+    async fn attempt(&self, delivery: laneway::Delivery<GroupKey, Job>) -> Outcome {
+        let settings = self.settings.load_full();
+        let key = delivery.key().clone();
+        if let Some(wait) = self.groups.pace(&key, &settings) {
+            self.counters.held_back.fetch_add(1, Relaxed);
+            delivery.note("the rate of its group");
+            return Outcome::Hold(wait);
+        }
+        let (message, sequence, attempt) =
+            (Arc::clone(&delivery.message), delivery.sequence, delivery.attempt());
+        let started = Instant::now();
+        let call = Call { message: &message, key: key.name(), sequence, attempt };
+        let mediator = self.mediator.load_full();
+        let verdict = mediator.mediate(call).await;
+        self.groups.learn(&key, started.elapsed());
+        self.conclude(verdict, delivery, &settings)
+    }
+
+    fn conclude(
+        &self,
+        verdict: Verdict,
+        mut delivery: laneway::Delivery<GroupKey, Job>,
+        settings: &PoolSettings,
+    ) -> Outcome {
+        match verdict {
+            Verdict::Done => {
+                self.counters.succeeded.fetch_add(1, Relaxed);
+                if let Some(held) = delivery.held.take() {
+                    held.settle(Disposal::Done);
+                }
+                Outcome::Done
+            }
+            Verdict::Wait { delay, reason } => {
+                self.counters.held_back.fetch_add(1, Relaxed);
+                delivery.note(reason);
+                Outcome::Hold(delay)
+            }
+            Verdict::Again { delay, reason } if delivery.attempt() < settings.attempts => {
+                self.counters.transient.fetch_add(1, Relaxed);
+                let pause = delay.unwrap_or_else(|| settings.pause_after(delivery.attempt()));
+                delivery.note(reason);
+                Outcome::RetryAfter(pause)
+            }
+            Verdict::Again { reason, .. } | Verdict::Final { reason } => {
+                self.exhaust(delivery, reason, settings.exhausted)
+            }
+        }
+    }
+
+    /// The message has failed for good.
+    fn exhaust(
+        &self,
+        delivery: laneway::Delivery<GroupKey, Job>,
+        reason: String,
+        exhausted: Exhausted,
+    ) -> Outcome {
+        delivery.note(reason);
+        match (delivery.message.dispatch_mode, exhausted) {
+            (DispatchMode::BlockOnError, _) | (_, Exhausted::ParkGroup) => Outcome::ParkLane,
+            // What becomes of it is `fail`'s: the engine calls it with the note.
+            (_, Exhausted::DeadLetter) => Outcome::Skip,
+            (_, Exhausted::GiveBack(_)) => {
+                let key = delivery.key().clone();
+                let barred = delivery.held.as_ref().map(|held| held.ledger().clone());
+                let barred = barred.zip(named(&key)).map(|(ledger, group)| ledger.bar(&group));
+                // Nobody listens only when the pool is gone, and then everything in it goes back anyway.
+                let _ = self.returns.send((key, barred));
+                Outcome::ParkLane
+            }
+        }
+    }
+
+    /// A message that the engine has given up: after its last attempt, after too many panics, or at an operator's word.
+    fn fail(&self, mut job: Job, failure: Failure) {
+        self.counters.failed.fetch_add(1, Relaxed);
+        let reason = failure.note.unwrap_or_else(|| format!("failed after {} attempts", failure.attempts));
+        if let Some(held) = job.held.take() {
+            held.settle(Disposal::DeadLetter { reason });
+        }
+    }
+
+    fn state(&self) -> PoolState {
+        PoolState::ALL[usize::from(self.state.load(Relaxed))]
+    }
+}
+
+fn named(key: &GroupKey) -> Option<Arc<str>> {
+    match key {
+        GroupKey::Named(name) => Some(Arc::clone(name)),
+        GroupKey::Alone(_) => None,
+    }
+}
+
+impl Tempo {
+    fn one_left(&mut self) {
+        self.left += 1;
+        let passed = self.since.elapsed().as_secs_f64();
+        if passed >= 1.0 {
+            self.per_second = f64::from(self.left) / passed;
+            (self.since, self.left) = (Instant::now(), 0);
+        }
+    }
+}
+
+/// A pool.
+pub(crate) struct Pool {
+    code: Arc<str>,
+    core: Arc<Core>,
+    handle: Handle<GroupKey, Job>,
+    /// Taken when the pool goes.
+    engine: Mutex<Option<Engine<GroupKey, Job>>>,
+    /// How many slots each part has, and the number of the next one.
+    slots: Mutex<Vec<Vec<String>>>,
+    next_slot: AtomicUsize,
+}
+
+/// Why a message was not taken in.
+pub(crate) struct NoRoom {
+    pub(crate) held: Held,
+    /// How long until there may be.
+    pub(crate) patience: Duration,
+}
+
+/// A message on its way into a pool.
+pub(crate) struct Entry {
+    pub(crate) message: Message,
+    pub(crate) sequence: u64,
+    pub(crate) held: Held,
+    pub(crate) key: GroupKey,
+    /// The code that it asked for, if the pool only stands in.
+    pub(crate) foreign: Option<Arc<str>>,
+}
+
+impl Pool {
+    /// Starts a pool. `room` is told whenever a message leaves it.
+    pub(crate) fn start(
+        code: Arc<str>,
+        settings: PoolSettings,
+        mediator: Arc<dyn Mediator>,
+        state: PoolState,
+        room: Arc<Notify>,
+    ) -> Arc<Pool> {
+        let (returns, returned) = mpsc::unbounded_channel();
+        let affinity = settings.affinity;
+        let rate = settings.rate_per_second;
+        let core = Arc::new(Core {
+            settings: ArcSwap::from_pointee(settings.clone()),
+            mediator: ArcSwap::from_pointee(mediator),
+            state: AtomicU8::new(0),
+            held: AtomicUsize::new(0),
+            foreign: Mutex::default(),
+            groups: Groups::new(),
+            counters: Counters::default(),
+            room,
+            returns,
+            tempo: Mutex::new(Tempo { since: Instant::now(), left: 0, per_second: 0.0 }),
+        });
+        let slots: Vec<Vec<String>> = (0..affinity)
+            .map(|part| {
+                (0..share(settings.concurrency, affinity, part))
+                    .map(|slot| format!("{}/{slot}", part_name(part)))
+                    .collect()
+            })
+            .collect();
+        let engine = build(&core, &slots);
+        let pool = Arc::new(Pool {
+            code,
+            handle: engine.handle(),
+            engine: Mutex::new(Some(engine)),
+            core,
+            next_slot: AtomicUsize::new(settings.concurrency),
+            slots: Mutex::new(slots),
+        });
+        pool.set_rate(rate);
+        pool.set_state(state);
+        tokio::spawn(give_back_all(pool.handle.clone(), Arc::downgrade(&pool.core), returned));
+        pool
+    }
+
+    pub(crate) fn code(&self) -> &Arc<str> {
+        &self.code
+    }
+
+    pub(crate) fn settings(&self) -> Arc<PoolSettings> {
+        self.core.settings.load_full()
+    }
+
+    pub(crate) fn state(&self) -> PoolState {
+        self.core.state()
+    }
+
+    pub(crate) fn set_state(&self, state: PoolState) {
+        let number = PoolState::ALL.iter().position(|other| *other == state).expect("all states are listed");
+        self.core.state.store(number as u8, Relaxed);
+        for part in self.parts() {
+            if state == PoolState::Paused {
+                self.handle.pause(&part);
+            } else {
+                self.handle.unpause(&part);
+            }
+        }
+        self.core.room.notify_waiters();
+    }
+
+    fn parts(&self) -> Vec<String> {
+        (0..self.slots.lock().unwrap_or_else(PoisonError::into_inner).len()).map(part_name).collect()
+    }
+
+    /// How many more messages it would take.
+    pub(crate) fn room(&self) -> usize {
+        match self.state() {
+            PoolState::Open | PoolState::Paused => {
+                self.settings().capacity.saturating_sub(self.core.held.load(Relaxed))
+            }
+            PoolState::Waiting | PoolState::Draining => 0,
+        }
+    }
+
+    /// Messages here.
+    pub(crate) fn held(&self) -> usize {
+        self.core.held.load(Relaxed)
+    }
+
+    /// How many messages here asked for another pool.
+    pub(crate) fn stands_in_for(&self, code: &str) -> usize {
+        let codes = self.core.foreign.lock().unwrap_or_else(PoisonError::into_inner);
+        codes.get(code).copied().unwrap_or(0)
+    }
+
+    /// Takes a message in, if there is room for it.
+    pub(crate) fn take(&self, entry: Entry) -> Result<(), NoRoom> {
+        let settings = self.core.settings.load();
+        let Entry { message, sequence, held, key, foreign } = entry;
+        if self.room() == 0 || !self.core.groups.enter(&key, &settings) {
+            return Err(self.refuse(held));
+        }
+        self.core.held.fetch_add(1, Relaxed);
+        if let Some(code) = &foreign {
+            let mut codes = self.core.foreign.lock().unwrap_or_else(PoisonError::into_inner);
+            *codes.entry(Arc::clone(code)).or_default() += 1;
+        }
+        let priority = tier(message.priority);
+        let place = Place { pool: Arc::clone(&self.core), key: key.clone(), foreign };
+        let job = Job { message: Arc::new(message), sequence, held: Some(held), _place: place };
+        match self.handle.try_submit(laneway::Message::new(key, job).priority(priority)) {
+            Ok(_) => {
+                self.core.counters.submitted.fetch_add(1, Relaxed);
+                Ok(())
+            }
+            Err(mut refused) => {
+                let held = refused.message.body.held.take().expect("nobody has settled it yet");
+                Err(self.refuse(held))
+            }
+        }
+    }
+
+    fn refuse(&self, held: Held) -> NoRoom {
+        self.core.counters.refused.fetch_add(1, Relaxed);
+        let per_second = self.core.tempo.lock().unwrap_or_else(PoisonError::into_inner).per_second;
+        let seconds = self.held() as f64 / 2.0 / per_second.max(0.01);
+        let patience = Duration::from_secs_f64(seconds.min(PATIENCE.1.as_secs_f64()));
+        NoRoom { held, patience: patience.clamp(PATIENCE.0, PATIENCE.1) }
+    }
+
+    /// Runs by other settings from now on. The number of parts cannot be changed while messages are here; the answer is then what is wrong.
+    pub(crate) fn change(&self, settings: PoolSettings, mediator: Arc<dyn Mediator>) -> Result<(), BadSetting> {
+        let now = self.settings();
+        if settings.affinity != now.affinity {
+            return Err(BadSetting {
+                setting: "affinity",
+                value: settings.affinity.to_string(),
+                right: format!("it stays {} while the pool lives; remove the pool and add it again", now.affinity),
+            });
+        }
+        self.resize(settings.concurrency);
+        self.set_rate(settings.rate_per_second);
+        self.core.mediator.store(Arc::new(mediator));
+        self.core.settings.store(Arc::new(settings));
+        self.core.room.notify_waiters();
+        Ok(())
+    }
+
+    /// Adds or dismisses slots. A dismissed one ends what it has in its hands first.
+    fn resize(&self, concurrency: usize) {
+        let mut parts = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = parts.len();
+        for (part, slots) in parts.iter_mut().enumerate() {
+            let wanted = share(concurrency, count, part);
+            while slots.len() < wanted {
+                let name = format!("{}/{}", part_name(part), self.next_slot.fetch_add(1, Relaxed));
+                if self.handle.add_worker(&name, &[&part_name(part)]).is_err() {
+                    return;
+                }
+                slots.push(name);
+            }
+            while slots.len() > wanted.max(1)
+                && let Some(name) = slots.pop()
+            {
+                let _ = self.handle.remove_worker(&name);
+            }
+        }
+    }
+
+    fn set_rate(&self, per_second: Option<f64>) {
+        let parts = self.parts();
+        let share = per_second.map(|rate| rate / parts.len() as f64);
+        for part in parts {
+            self.handle.set_pace(&part, share);
+        }
+    }
+
+    pub(crate) fn handle(&self) -> &Handle<GroupKey, Job> {
+        &self.handle
+    }
+
+    pub(crate) fn explain(&self, key: &GroupKey) -> Option<Explanation<GroupKey>> {
+        self.handle.explain(key)
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        self.handle.snapshot()
+    }
+
+    pub(crate) fn group_count(&self) -> usize {
+        self.core.groups.count()
+    }
+
+    pub(crate) fn counts(&self) -> PoolCounts {
+        let counters = &self.core.counters;
+        PoolCounts {
+            submitted: counters.submitted.load(Relaxed),
+            succeeded: counters.succeeded.load(Relaxed),
+            failed: counters.failed.load(Relaxed),
+            transient: counters.transient.load(Relaxed),
+            held_back: counters.held_back.load(Relaxed),
+            refused: counters.refused.load(Relaxed),
+            given_back: counters.given_back.load(Relaxed),
+        }
+    }
+
+    /// Waits until nothing is here any more, or the time is up.
+    pub(crate) async fn wait_empty(&self, deadline: Instant) -> bool {
+        loop {
+            let left = self.core.room.notified();
+            if self.held() == 0 {
+                return true;
+            }
+            if tokio::time::timeout_at(deadline, left).await.is_err() {
+                return self.held() == 0;
+            }
+        }
+    }
+
+    /// Ends the pool: no more attempts begin, those under way have until the deadline, and the rest goes back to its source. The
+    /// answer is how many messages went back.
+    pub(crate) async fn end(&self, deadline: Instant) -> usize {
+        let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(engine) = engine else { return 0 };
+        let left = deadline.saturating_duration_since(Instant::now());
+        let report = tokio::task::spawn_blocking(move || engine.shutdown(left)).await;
+        // Dropping a job gives its delivery back.
+        report.map_or(0, |report| report.returned.len())
+    }
+}
+
+fn tier(priority: Priority) -> laneway::Priority {
+    match priority {
+        Priority::High => laneway::Priority::High,
+        Priority::Normal => laneway::Priority::Normal,
+        Priority::Low => laneway::Priority::Low,
+    }
+}
+
+fn part_name(part: usize) -> String {
+    format!("part-{part}")
+}
+
+/// How many of so many slots a part gets; at least one.
+fn share(slots: usize, parts: usize, part: usize) -> usize {
+    (slots / parts + usize::from(part < slots % parts)).max(1)
+}
+
+fn build(core: &Arc<Core>, slots: &[Vec<String>]) -> Engine<GroupKey, Job> {
+    let mut topology = Topology::builder();
+    for (part, slots) in slots.iter().enumerate() {
+        topology = topology.dispatcher(part_name(part));
+        for slot in slots {
+            topology = topology.worker(slot, [part_name(part)]);
+        }
+    }
+    let (handler, failed) = (Arc::clone(core), Arc::clone(core));
+    Engine::builder()
+        .topology(topology.build())
+        // The pool's own bounds can be changed while it runs; the engine's stand behind them.
+        .ingress_capacity(CAPACITY_MAX)
+        .worker_queue_capacity(CAPACITY_MAX)
+        .overflow(Overflow::Reject)
+        // A group gives way after every message: its next one may be a minute's work.
+        .batch_max(1)
+        // Only for what the mediator does not foresee, a panic; verdicts become outcomes with their own pauses.
+        .retry(RetryPolicy { max_attempts: 3, base: Duration::from_secs(1), ..RetryPolicy::default() })
+        .on_fail(move |message, failure| failed.fail(message.body, failure))
+        .handle_async(move |delivery| {
+            let core = Arc::clone(&handler);
+            async move { core.attempt(delivery).await }
+        })
+        .build()
+        .expect("settings were checked, and the names are ours")
+}
+
+/// Gives whole groups back, one after the other.
+async fn give_back_all(
+    handle: Handle<GroupKey, Job>,
+    core: std::sync::Weak<Core>,
+    mut returned: mpsc::UnboundedReceiver<(GroupKey, Option<Barred>)>,
+) {
+    while let Some((key, barred)) = returned.recv().await {
+        let messages = loop {
+            match handle.withdraw(&key) {
+                Some(messages) => break messages,
+                // The attempt that sent it here has not quite ended.
+                None => tokio::time::sleep(Duration::from_millis(1)).await,
+            }
+        };
+        let Some(core) = core.upgrade() else { return };
+        let delay = match core.settings.load().exhausted {
+            Exhausted::GiveBack(delay) => delay,
+            Exhausted::DeadLetter | Exhausted::ParkGroup => PATIENCE.1,
+        };
+        core.counters.given_back.fetch_add(messages.len() as u64, Relaxed);
+        for mut message in messages {
+            if let Some(held) = message.body.held.take() {
+                held.settle(Disposal::GiveBack { delay });
+            }
+        }
+        drop(barred);
+    }
+}

@@ -1,0 +1,603 @@
+//! The router: takes deliveries from its sources, gives each to the pool of its code, and is operated from outside.
+//!
+//! One intake task per source asks for as much as the roomiest pool could take, and never for more. What does not fit (its pool is full, or its
+//! group has its share) goes back to the source for about as long as it takes until there is room, and with it everything behind it in its
+//! group, so that nobody overtakes. One keeper per source renews the leases of all that is held.
+//!
+//! # A group never runs in two places
+//!
+//! A group is ordered within a pool, so its messages must not be spread over two. Two things could do that, and neither does:
+//!
+//! * A pool goes while it has messages. It drains first: nothing new is taken in (the source keeps it), and only when it is empty is the
+//!   code unknown, and the default pool stands in.
+//! * A pool comes while the default pool still has messages that asked for it. It waits for those before it takes any itself.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use laneway::{Explanation, Snapshot};
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use crate::mediator::Mediator;
+use crate::message::Message;
+use crate::pool::{
+    BadSetting, DEFAULT_GROUP, Entry, GroupKey, NoRoom, Pool, PoolCounts, PoolSettings, PoolState, Ungrouped,
+};
+use crate::settle::{Held, Ledger, LedgerCounts};
+use crate::source::{Delivery, Depth, Disposal, Source, SourceError, Wants};
+use crate::warnings::Warnings;
+
+/// The pool that stands in for those that nobody has set up.
+pub const DEFAULT_POOL: &str = "DEFAULT-POOL";
+
+/// How many pools there may be: what the original allows.
+pub const POOLS_MAX: usize = 10_000;
+
+/// How many deliveries are claimed at once, at most.
+const CLAIM: usize = 512;
+
+/// How long a claim waits for something to come before it is asked again.
+const CLAIM_WAIT: Duration = Duration::from_secs(10);
+
+/// How long after a source failed it is asked again, at first and at the longest.
+const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
+
+/// Makes the mediator of a pool.
+pub type MakeMediator = Arc<dyn Fn(&PoolSettings) -> Arc<dyn Mediator> + Send + Sync>;
+
+/// How a source is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SourceSettings {
+    /// How long a delivery is leased; renewed three times in this time.
+    pub lease: Duration,
+}
+
+impl Default for SourceSettings {
+    fn default() -> Self {
+        SourceSettings { lease: Duration::from_secs(30) }
+    }
+}
+
+/// Why the router could not do what it was asked to.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RouterError {
+    /// No pool has this code.
+    #[error("there is no pool {0:?}")]
+    NoSuchPool(String),
+    /// A pool has this code already.
+    #[error("there is a pool {0:?} already")]
+    PoolExists(String),
+    /// There are too many.
+    #[error("there are {POOLS_MAX} pools; no more are allowed")]
+    TooManyPools,
+    /// The default pool cannot go.
+    #[error("{DEFAULT_POOL} cannot be removed: it stands in for unknown pools")]
+    DefaultPool,
+    /// It is on its way out.
+    #[error("the pool {0:?} is draining")]
+    Draining(String),
+    /// Settings that cannot be.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    BadSettings(Vec<BadSetting>),
+    /// The drain did not end in time; the pool goes on draining.
+    #[error("{left} messages were left when the time was up; the pool goes on draining")]
+    NotDrained {
+        /// How many.
+        left: usize,
+    },
+    /// The router is shutting down.
+    #[error("the router is shutting down")]
+    Closing,
+}
+
+/// What the router's parts share.
+struct Inner {
+    pools: ArcSwap<BTreeMap<Arc<str>, Arc<Pool>>>,
+    /// Held while pools come and go.
+    changing: Mutex<()>,
+    feeds: Mutex<Vec<Arc<Feed>>>,
+    make_mediator: MakeMediator,
+    warnings: Warnings,
+    /// Told whenever a message leaves a pool.
+    room: Arc<Notify>,
+    closing: watch::Sender<bool>,
+    /// Gives a number to each message that is ordered with nothing.
+    alone: AtomicU64,
+}
+
+/// A source at work.
+struct Feed {
+    source: Arc<dyn Source>,
+    ledger: Arc<Ledger>,
+    settings: SourceSettings,
+    claimed: AtomicU64,
+    unreadable: AtomicU64,
+    healthy: AtomicBool,
+    trouble: Mutex<Option<String>>,
+}
+
+/// The router. Cheap to clone; it ends with [`shutdown`](Router::shutdown).
+#[derive(Clone)]
+pub struct Router {
+    inner: Arc<Inner>,
+    tasks: Arc<Mutex<Vec<JoinHandle<()>>>>,
+}
+
+impl fmt::Debug for Router {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Router").field("pools", &self.inner.pools.load().len()).finish_non_exhaustive()
+    }
+}
+
+/// A pool, as others see it.
+#[derive(Clone, Debug)]
+pub struct PoolView {
+    /// Its code.
+    pub code: Arc<str>,
+    /// Whether it takes messages.
+    pub state: PoolState,
+    /// How it runs.
+    pub settings: Arc<PoolSettings>,
+    /// Messages that are here.
+    pub held: usize,
+    /// Groups that have messages here.
+    pub groups: usize,
+    /// What it has counted.
+    pub counts: PoolCounts,
+    /// What its engine has counted.
+    pub engine: Snapshot,
+}
+
+/// A source, as others see it.
+#[derive(Clone, Debug)]
+pub struct SourceView {
+    /// Its name.
+    pub name: String,
+    /// Whether it answered when it was last asked.
+    pub healthy: bool,
+    /// What it said, if not.
+    pub trouble: Option<String>,
+    /// Deliveries taken from it.
+    pub claimed: u64,
+    /// Deliveries that were not messages.
+    pub unreadable: u64,
+    /// What is held of it.
+    pub ledger: LedgerCounts,
+    /// What it holds itself, if it could tell.
+    pub depth: Option<Depth>,
+}
+
+/// How a shutdown went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RouterReport {
+    /// Messages that went back to their source without an attempt.
+    pub given_back: usize,
+    /// Whether every settlement reached its source.
+    pub settled: bool,
+}
+
+impl Router {
+    /// Starts a router with a default pool. Must be called on a tokio runtime.
+    pub fn start(default_pool: PoolSettings, make_mediator: MakeMediator) -> Result<Router, RouterError> {
+        check(&default_pool)?;
+        let room = Arc::new(Notify::new());
+        let mediator = make_mediator(&default_pool);
+        let pool = Pool::start(DEFAULT_POOL.into(), default_pool, mediator, PoolState::Open, Arc::clone(&room));
+        let inner = Arc::new(Inner {
+            pools: ArcSwap::from_pointee(BTreeMap::from([(Arc::clone(pool.code()), pool)])),
+            changing: Mutex::default(),
+            feeds: Mutex::default(),
+            make_mediator,
+            warnings: Warnings::default(),
+            room,
+            closing: watch::Sender::new(false),
+            alone: AtomicU64::new(0),
+        });
+        Ok(Router { inner, tasks: Arc::default() })
+    }
+
+    /// Begins to read a source.
+    pub fn add_source(&self, source: Arc<dyn Source>, settings: SourceSettings) {
+        let (ledger, settler) = Ledger::open(Arc::clone(&source));
+        let feed = Arc::new(Feed {
+            source,
+            ledger,
+            settings,
+            claimed: AtomicU64::new(0),
+            unreadable: AtomicU64::new(0),
+            healthy: AtomicBool::new(true),
+            trouble: Mutex::default(),
+        });
+        self.inner.feeds.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&feed));
+        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        tasks.push(tokio::spawn(settler));
+        tasks.push(tokio::spawn(keep_leases(Arc::clone(&self.inner), Arc::clone(&feed))));
+        tasks.push(tokio::spawn(take_in(Arc::clone(&self.inner), feed)));
+    }
+
+    // ── pools ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Adds a pool. While another one still has messages that asked for it, it waits.
+    pub fn add_pool(&self, code: &str, settings: PoolSettings) -> Result<(), RouterError> {
+        check(&settings)?;
+        if *self.inner.closing.borrow() {
+            return Err(RouterError::Closing);
+        }
+        let _changing = self.inner.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let pools = self.inner.pools.load_full();
+        if pools.contains_key(code) {
+            return Err(RouterError::PoolExists(code.to_owned()));
+        }
+        if pools.len() >= POOLS_MAX {
+            return Err(RouterError::TooManyPools);
+        }
+        let mediator = (self.inner.make_mediator)(&settings);
+        // It waits until the next intake has seen it, at least: one that is under way may be giving a message of this code to the
+        // default pool just now.
+        let room = Arc::clone(&self.inner.room);
+        let pool = Pool::start(code.into(), settings, mediator, PoolState::Waiting, room);
+        let mut more = BTreeMap::clone(&pools);
+        more.insert(Arc::clone(pool.code()), Arc::clone(&pool));
+        self.inner.pools.store(Arc::new(more));
+        tokio::spawn(open_when_free(Arc::clone(&self.inner), pool));
+        Ok(())
+    }
+
+    /// Changes how a pool runs, while it runs.
+    pub fn change_pool(&self, code: &str, settings: PoolSettings) -> Result<(), RouterError> {
+        check(&settings)?;
+        let pool = self.pool(code)?;
+        let mediator = (self.inner.make_mediator)(&settings);
+        let changed = pool.change(settings, mediator);
+        self.inner.room.notify_waiters();
+        changed.map_err(|bad| RouterError::BadSettings(vec![bad]))
+    }
+
+    /// Lets the messages of a pool wait.
+    pub fn pause_pool(&self, code: &str) -> Result<(), RouterError> {
+        self.turn(code, PoolState::Paused)
+    }
+
+    /// Lets them go on.
+    pub fn resume_pool(&self, code: &str) -> Result<(), RouterError> {
+        self.turn(code, PoolState::Open)
+    }
+
+    fn turn(&self, code: &str, state: PoolState) -> Result<(), RouterError> {
+        let pool = self.pool(code)?;
+        match pool.state() {
+            PoolState::Open | PoolState::Paused => {
+                pool.set_state(state);
+                Ok(())
+            }
+            PoolState::Waiting | PoolState::Draining => Err(RouterError::Draining(code.to_owned())),
+        }
+    }
+
+    /// Removes a pool: it takes nothing more, runs what it has, and goes. If that takes longer than `limit` it goes on draining, and can be
+    /// removed again.
+    pub async fn remove_pool(&self, code: &str, limit: Duration) -> Result<(), RouterError> {
+        if code == DEFAULT_POOL {
+            return Err(RouterError::DefaultPool);
+        }
+        let pool = self.pool(code)?;
+        pool.set_state(PoolState::Draining);
+        let deadline = Instant::now() + limit;
+        if !pool.wait_empty(deadline).await {
+            return Err(RouterError::NotDrained { left: pool.held() });
+        }
+        {
+            let _changing = self.inner.changing.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut fewer = BTreeMap::clone(&self.inner.pools.load());
+            fewer.remove(code);
+            self.inner.pools.store(Arc::new(fewer));
+        }
+        pool.end(Instant::now() + limit).await;
+        Ok(())
+    }
+
+    fn pool(&self, code: &str) -> Result<Arc<Pool>, RouterError> {
+        let pools = self.inner.pools.load();
+        pools.get(code).cloned().ok_or_else(|| RouterError::NoSuchPool(code.to_owned()))
+    }
+
+    // ── views ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// All pools, by code.
+    pub fn pools(&self) -> Vec<PoolView> {
+        self.inner.pools.load().values().map(|pool| view(pool)).collect()
+    }
+
+    /// One pool.
+    pub fn pool_view(&self, code: &str) -> Result<PoolView, RouterError> {
+        self.pool(code).map(|pool| view(&pool))
+    }
+
+    /// All sources.
+    pub async fn sources(&self) -> Vec<SourceView> {
+        let feeds: Vec<_> = self.inner.feeds.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut views = Vec::with_capacity(feeds.len());
+        for feed in feeds {
+            views.push(SourceView {
+                name: feed.source.name().to_owned(),
+                healthy: feed.healthy.load(Relaxed),
+                trouble: feed.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+                claimed: feed.claimed.load(Relaxed),
+                unreadable: feed.unreadable.load(Relaxed),
+                ledger: feed.ledger.counts(),
+                depth: feed.source.depth().await.ok(),
+            });
+        }
+        views
+    }
+
+    /// The deepest groups of a pool, deepest first.
+    pub fn groups(&self, code: &str, most: usize) -> Result<Vec<(GroupKey, usize)>, RouterError> {
+        Ok(self.pool(code)?.handle().lanes_by_depth(most))
+    }
+
+    /// Why the next message of a group is not with its target, or that it is.
+    pub fn explain(&self, code: &str, group: &str) -> Result<Option<Explanation<GroupKey>>, RouterError> {
+        Ok(self.pool(code)?.explain(&GroupKey::Named(group.into())))
+    }
+
+    /// Parks a group in front of its next message. False if it has none.
+    pub fn park(&self, code: &str, group: &str, why: &str) -> Result<bool, RouterError> {
+        Ok(self.pool(code)?.handle().park(&GroupKey::Named(group.into()), why))
+    }
+
+    /// Lets a parked group go on, and one that waits for another attempt try at once. False if there was nothing to resume.
+    pub fn resume(&self, code: &str, group: &str) -> Result<bool, RouterError> {
+        Ok(self.pool(code)?.handle().resume(&GroupKey::Named(group.into())))
+    }
+
+    /// Sends the next message of a group to the dead letters, unless it is with its target. False if there is none.
+    pub fn skip(&self, code: &str, group: &str) -> Result<bool, RouterError> {
+        Ok(self.pool(code)?.handle().skip_head(&GroupKey::Named(group.into())))
+    }
+
+    /// What an operator should know.
+    pub fn warnings(&self) -> &Warnings {
+        &self.inner.warnings
+    }
+
+    // ── the end ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Stops taking messages; everything else goes on. The first step of the shutdown, for who wants to watch the rest.
+    pub fn close(&self) {
+        self.inner.closing.send_replace(true);
+        self.inner.room.notify_waiters();
+    }
+
+    /// Messages that are held.
+    pub fn held(&self) -> usize {
+        self.inner.pools.load().values().map(|pool| pool.held()).sum()
+    }
+
+    /// Ends the router: takes nothing more, lets what is held be delivered until the time is up, gives the rest back, and waits until the
+    /// sources know.
+    pub async fn shutdown(&self, drain: Duration) -> RouterReport {
+        self.close();
+        let deadline = Instant::now() + drain;
+        let pools = self.inner.pools.load_full();
+        for pool in pools.values() {
+            pool.wait_empty(deadline).await;
+        }
+        let mut report = RouterReport { given_back: 0, settled: true };
+        for pool in pools.values() {
+            report.given_back += pool.end(deadline.max(Instant::now())).await;
+        }
+        let feeds: Vec<_> = self.inner.feeds.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let last = Instant::now() + RETRY.1;
+        for feed in feeds {
+            report.settled &= feed.ledger.wait_empty(last).await;
+        }
+        for task in self.tasks.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            task.abort();
+        }
+        report
+    }
+}
+
+fn check(settings: &PoolSettings) -> Result<(), RouterError> {
+    let problems = settings.problems();
+    if problems.is_empty() { Ok(()) } else { Err(RouterError::BadSettings(problems)) }
+}
+
+fn view(pool: &Pool) -> PoolView {
+    PoolView {
+        code: Arc::clone(pool.code()),
+        state: pool.state(),
+        settings: pool.settings(),
+        held: pool.held(),
+        groups: pool.group_count(),
+        counts: pool.counts(),
+        engine: pool.snapshot(),
+    }
+}
+
+/// Opens a new pool once the default pool has no message left that asked for it.
+async fn open_when_free(inner: Arc<Inner>, pool: Arc<Pool>) {
+    loop {
+        let left = inner.room.notified();
+        let stand_in = inner.pools.load().get(DEFAULT_POOL).cloned();
+        let busy = stand_in.is_some_and(|stand_in| stand_in.stands_in_for(pool.code()) > 0);
+        if pool.state() != PoolState::Waiting {
+            return;
+        }
+        if !busy {
+            pool.set_state(PoolState::Open);
+            return;
+        }
+        left.await;
+    }
+}
+
+/// Renews the leases of one source.
+async fn keep_leases(inner: Arc<Inner>, feed: Arc<Feed>) {
+    let mut pace = tokio::time::interval(feed.settings.lease / 3);
+    pace.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        pace.tick().await;
+        match feed.ledger.renew(feed.settings.lease).await {
+            Ok(0) => {}
+            Ok(lost) => {
+                let name = feed.source.name();
+                inner.warnings.give("lease", format!("{lost} leases of {name} had run out before they were renewed"));
+            }
+            Err(SourceError::Closed) => return,
+            Err(error) => inner.warnings.give("source", format!("{}: {error}", feed.source.name())),
+        }
+    }
+}
+
+/// Takes deliveries from one source until the router closes.
+async fn take_in(inner: Arc<Inner>, feed: Arc<Feed>) {
+    let mut closing = inner.closing.subscribe();
+    let mut pause = RETRY.0;
+    while !*closing.borrow() {
+        let made = inner.room.notified();
+        let room = inner.roomiest();
+        if room == 0 {
+            tokio::select! {
+                () = made => {}
+                _ = closing.changed() => {}
+            }
+            continue;
+        }
+        let wants = Wants { most: room.min(CLAIM), wait: CLAIM_WAIT, lease: feed.settings.lease };
+        let claimed = tokio::select! {
+            claimed = feed.source.claim(wants) => claimed,
+            _ = closing.changed() => break,
+        };
+        match claimed {
+            Ok(deliveries) => {
+                feed.recovered();
+                pause = RETRY.0;
+                inner.route_all(&feed, deliveries);
+            }
+            Err(SourceError::Closed) => return,
+            Err(error) => {
+                feed.failed(&error);
+                inner.warnings.give("source", format!("{}: {error}", feed.source.name()));
+                tokio::select! {
+                    () = tokio::time::sleep(pause) => {}
+                    _ = closing.changed() => {}
+                }
+                pause = (pause * 2).min(RETRY.1);
+            }
+        }
+    }
+}
+
+impl Feed {
+    fn recovered(&self) {
+        if !self.healthy.swap(true, Relaxed) {
+            *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+    }
+
+    fn failed(&self, error: &SourceError) {
+        self.healthy.store(false, Relaxed);
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
+    }
+}
+
+/// Where a message goes.
+struct Route {
+    pool: Arc<Pool>,
+    key: GroupKey,
+    foreign: Option<Arc<str>>,
+}
+
+impl Inner {
+    /// How many messages the pool with the most room would take.
+    fn roomiest(&self) -> usize {
+        self.pools.load().values().map(|pool| pool.room()).max().unwrap_or(0)
+    }
+
+    /// Gives deliveries to their pools, in order. Refusal keeps order: once one of a group is refused, so are those behind it.
+    fn route_all(&self, feed: &Arc<Feed>, deliveries: Vec<Delivery>) {
+        feed.claimed.fetch_add(deliveries.len() as u64, Relaxed);
+        let mut refused: HashSet<Arc<str>> = HashSet::new();
+        let mut patience = Duration::ZERO;
+        for delivery in deliveries {
+            self.route(feed, &delivery, &mut refused, &mut patience);
+        }
+    }
+
+    fn route(
+        &self,
+        feed: &Arc<Feed>,
+        delivery: &Delivery,
+        refused: &mut HashSet<Arc<str>>,
+        patience: &mut Duration,
+    ) {
+        let message = match Message::parse(&delivery.text) {
+            Ok(message) => message,
+            Err(error) => return self.quarantine(feed, delivery, &error.to_string()),
+        };
+        let route = self.route_of(delivery, &message);
+        let group = match &route.key {
+            GroupKey::Named(name) => Some(Arc::clone(name)),
+            GroupKey::Alone(_) => None,
+        };
+        let Some(held) = feed.ledger.take(delivery, group.clone()) else { return };
+        if let Some(group) = &group
+            && (refused.contains(group) || feed.ledger.is_returning(group))
+        {
+            return held.settle(Disposal::GiveBack { delay: *patience });
+        }
+        let entry =
+            Entry { message, sequence: delivery.id, held, key: route.key, foreign: route.foreign };
+        if let Err(NoRoom { held, patience: wait }) = route.pool.take(entry) {
+            *patience = wait.max(*patience);
+            refused.extend(group);
+            held.settle(Disposal::GiveBack { delay: *patience });
+        }
+    }
+
+    /// The pool and the lane of a message.
+    fn route_of(&self, delivery: &Delivery, message: &Message) -> Route {
+        let pools = self.pools.load();
+        let code = message.pool_code.trim();
+        let (pool, foreign) = match pools.get(code) {
+            Some(pool) => (pool, None),
+            None => {
+                let stand_in = pools.get(DEFAULT_POOL).expect("the default pool is never removed");
+                if !code.is_empty() {
+                    let text = format!("there is no pool {code:?}; {DEFAULT_POOL} stands in for it");
+                    self.warnings.give("pool", text);
+                }
+                (stand_in, Some(Arc::from(code)))
+            }
+        };
+        let ordered = message.dispatch_mode != crate::message::DispatchMode::Immediate;
+        let group = delivery.group.clone().filter(|group| ordered && !group.trim().is_empty());
+        let group = group.or_else(|| message.group().map(Arc::from));
+        let key = match group {
+            Some(group) => GroupKey::Named(group),
+            None if ordered && pool.settings().ungrouped == Ungrouped::Serial => {
+                GroupKey::Named(DEFAULT_GROUP.into())
+            }
+            None => GroupKey::Alone(self.alone.fetch_add(1, Relaxed)),
+        };
+        Route { pool: Arc::clone(pool), key, foreign }
+    }
+
+    fn quarantine(&self, feed: &Arc<Feed>, delivery: &Delivery, why: &str) {
+        feed.unreadable.fetch_add(1, Relaxed);
+        let name = feed.source.name();
+        self.warnings.give("source", format!("{name}: a delivery that is not a message was put into quarantine: {why}"));
+        let held: Option<Held> = feed.ledger.take(delivery, None);
+        if let Some(held) = held {
+            held.settle(Disposal::Quarantine { reason: why.to_owned() });
+        }
+    }
+}
