@@ -6,11 +6,16 @@
 //!                        with so many slots         simulated    wait, final    dead letter
 //! ```
 //!
-//! The files follow that way: [`message`], [`source`], [`mediator`]. [`targets`] is what stands at its end in tests and demonstrations.
-//! The files follow that way: [`message`], [`source`], [`mediator`]. Beside it stands [`ingress`], which takes tasks straight from the network.
+//! The files follow that way: [`message`], [`source`], [`router`] (the intake), [`pool`], [`mediator`], [`settle`]. Beside it, [`ingress`] is
+//! the way in over the network that needs no queue, [`targets`] is what stands at the end in tests and demonstrations, and [`warnings`] is what
+//! an operator should know.
 
 pub mod ingress;
 pub mod mediator;
 pub mod message;
+pub mod pool;
+pub mod router;
+pub mod settle;
 pub mod source;
 pub mod targets;
+pub mod warnings;

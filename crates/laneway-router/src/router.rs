@@ -188,7 +188,8 @@ impl Router {
         check(&default_pool)?;
         let room = Arc::new(Notify::new());
         let mediator = make_mediator(&default_pool);
-        let pool = Pool::start(DEFAULT_POOL.into(), default_pool, mediator, PoolState::Open, Arc::clone(&room));
+        let pool =
+            Pool::start(DEFAULT_POOL.into(), default_pool, mediator, PoolState::Open, Arc::clone(&room));
         let inner = Arc::new(Inner {
             pools: ArcSwap::from_pointee(BTreeMap::from([(Arc::clone(pool.code()), pool)])),
             changing: Mutex::default(),
@@ -449,7 +450,9 @@ async fn keep_leases(inner: Arc<Inner>, feed: Arc<Feed>) {
             Ok(0) => {}
             Ok(lost) => {
                 let name = feed.source.name();
-                inner.warnings.give("lease", format!("{lost} leases of {name} had run out before they were renewed"));
+                inner
+                    .warnings
+                    .give("lease", format!("{lost} leases of {name} had run out before they were renewed"));
             }
             Err(SourceError::Closed) => return,
             Err(error) => inner.warnings.give("source", format!("{}: {error}", feed.source.name())),
@@ -554,8 +557,7 @@ impl Inner {
         {
             return held.settle(Disposal::GiveBack { delay: *patience });
         }
-        let entry =
-            Entry { message, sequence: delivery.id, held, key: route.key, foreign: route.foreign };
+        let entry = Entry { message, sequence: delivery.id, held, key: route.key, foreign: route.foreign };
         if let Err(NoRoom { held, patience: wait }) = route.pool.take(entry) {
             *patience = wait.max(*patience);
             refused.extend(group);
@@ -594,7 +596,10 @@ impl Inner {
     fn quarantine(&self, feed: &Arc<Feed>, delivery: &Delivery, why: &str) {
         feed.unreadable.fetch_add(1, Relaxed);
         let name = feed.source.name();
-        self.warnings.give("source", format!("{name}: a delivery that is not a message was put into quarantine: {why}"));
+        self.warnings.give(
+            "source",
+            format!("{name}: a delivery that is not a message was put into quarantine: {why}"),
+        );
         let held: Option<Held> = feed.ledger.take(delivery, None);
         if let Some(held) = held {
             held.settle(Disposal::Quarantine { reason: why.to_owned() });

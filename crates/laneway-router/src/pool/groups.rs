@@ -153,7 +153,10 @@ mod tests {
         assert_eq!(groups.count(), 2);
         [key("a"), key("a"), key("b")].iter().for_each(|key| groups.leave(key));
         assert_eq!(groups.count(), 0);
-        assert!(groups.shards.iter().all(|shard| shard.lock().unwrap().groups.is_empty()), "no trace is left");
+        assert!(
+            groups.shards.iter().all(|shard| shard.lock().unwrap().groups.is_empty()),
+            "no trace is left"
+        );
     }
 
     #[tokio::test(start_paused = true)]

@@ -443,13 +443,20 @@ impl Pool {
     }
 
     /// Runs by other settings from now on. The number of parts cannot be changed while messages are here; the answer is then what is wrong.
-    pub(crate) fn change(&self, settings: PoolSettings, mediator: Arc<dyn Mediator>) -> Result<(), BadSetting> {
+    pub(crate) fn change(
+        &self,
+        settings: PoolSettings,
+        mediator: Arc<dyn Mediator>,
+    ) -> Result<(), BadSetting> {
         let now = self.settings();
         if settings.affinity != now.affinity {
             return Err(BadSetting {
                 setting: "affinity",
                 value: settings.affinity.to_string(),
-                right: format!("it stays {} while the pool lives; remove the pool and add it again", now.affinity),
+                right: format!(
+                    "it stays {} while the pool lives; remove the pool and add it again",
+                    now.affinity
+                ),
             });
         }
         self.resize(settings.concurrency);
