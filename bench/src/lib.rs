@@ -1,7 +1,8 @@
-//! Benchmarks of the Laneway engine: the product alone, or beside its peers.
+//! Benchmarks of Laneway: the product alone, or beside its peers.
 //!
 //! ```text
 //! laneway bench engine                       the product alone, in the front door
+//! laneway bench router                       the router, from its queue to a target
 //! laneway-bench engine --workload W1,W3      beside the peers, with the same options
 //! ```
 //!
@@ -17,6 +18,7 @@ pub mod cli;
 pub mod workload;
 
 pub mod engine;
+pub mod router;
 
 pub mod child;
 pub mod drive;

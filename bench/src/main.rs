@@ -7,7 +7,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use laneway_bench::cli::EngineArgs;
-use laneway_bench::{child, contenders, engine};
+use laneway_bench::router::RouterArgs;
+use laneway_bench::{child, contenders, engine, router};
 
 /// Benchmarks of Laneway beside its peers.
 #[derive(Parser)]
@@ -21,6 +22,8 @@ struct Program {
 enum Bench {
     /// The engine: order per key, in one process
     Engine(Box<EngineArgs>),
+    /// The router: from its queue to a target on loopback
+    Router(Box<RouterArgs>),
 }
 
 fn main() -> ExitCode {
@@ -28,9 +31,15 @@ fn main() -> ExitCode {
     if let Some(code) = child::serve(&contenders) {
         return code;
     }
-    let Bench::Engine(args) = Program::parse().bench;
-    match engine::run(&args, &contenders) {
-        Ok(_) => ExitCode::SUCCESS,
+    if let Some(code) = router::serve() {
+        return code;
+    }
+    let result = match Program::parse().bench {
+        Bench::Engine(args) => engine::run(&args, &contenders).map(drop),
+        Bench::Router(args) => router::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error:#}");
             ExitCode::FAILURE

@@ -15,7 +15,7 @@ use crate::workload::Workload;
 /// One value: a line of the JSON file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Record {
-    /// Which benchmark; here always `engine`.
+    /// Which benchmark.
     pub bench: &'static str,
     /// The workload's name.
     pub workload: String,
@@ -32,6 +32,8 @@ pub struct Record {
 /// Everything that one command measured.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
+    /// Which benchmark; `engine` if it does not say.
+    pub bench: &'static str,
     /// The workloads, in the order they were asked for.
     pub workloads: Vec<Workload>,
     /// The contenders' names, in the order they were asked for.
@@ -85,7 +87,7 @@ impl Report {
     /// Takes in one value.
     pub fn add_value(&mut self, workload: &str, contender: &str, round: u32, metric: String, value: f64) {
         self.records.push(Record {
-            bench: "engine",
+            bench: if self.bench.is_empty() { "engine" } else { self.bench },
             workload: workload.into(),
             contender: contender.into(),
             round,

@@ -1,0 +1,286 @@
+//! `bench router`: from the embedded queue to a target on loopback, with order per group checked at the target.
+//!
+//! Every run is a fresh process, as in `bench engine`: this program again, with a hidden first argument. What a run does is in [`run`]; here
+//! are the options, the rounds, the table, the targets and the JSON lines.
+
+mod run;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use comfy_table::Table;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::{Deserialize, Serialize};
+
+use crate::machine::Neighbours;
+use crate::report::{OTHERS, Report};
+
+/// The hidden first argument of a child.
+const CHILD: &str = "__router_child";
+
+/// What can be measured: name, what it is, and the contenders it has.
+const WORKLOADS: [(&str, &str, &[&str]); 6] = [
+    (
+        "publish",
+        "many publishers, each waiting until its message is durable",
+        &["laneway", "one-commit-each"],
+    ),
+    (
+        "deliver",
+        "a backlog of ordered groups (Zipf) to an HTTP target on loopback, pool of 256",
+        &["laneway"],
+    ),
+    ("latency", "open loop: from the intended time of sending to the target, pool of 256", &["laneway"]),
+    ("backlog", "memory of queued messages", &["laneway"]),
+    ("extreme", "10,000 groups, concurrency 5,000, 100 ms each, simulated", &["laneway"]),
+    ("table", "document 004's table: 100 messages, 10 workers, 100 ms, by number of groups", &["laneway"]),
+];
+
+/// Options of `bench router`.
+#[derive(Args, Clone, Debug)]
+pub struct RouterArgs {
+    /// Workloads: publish, deliver, latency, backlog, extreme, table [default: all but backlog]
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    pub workload: Vec<String>,
+    /// Contenders, by name [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    pub contenders: Vec<String>,
+    /// Rounds
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub rounds: u32,
+    /// Messages of `deliver` and `backlog`, and of `publish` at most
+    #[arg(long, value_name = "N")]
+    pub messages: Option<u64>,
+    /// Messages per second of `latency`
+    #[arg(long, default_value_t = 2_000, value_name = "N")]
+    pub rate: u64,
+    /// Duration of `publish`, `latency` and `extreme`
+    #[arg(long, default_value_t = 3.0, value_name = "SECONDS")]
+    pub seconds: f64,
+    /// Slots of the pool in `deliver` and `latency`
+    #[arg(long, default_value_t = 256, value_name = "N")]
+    pub pool: usize,
+    /// Write every value to this file, one JSON object per line
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Compare with the targets
+    #[arg(long)]
+    pub targets: bool,
+    /// List workloads and contenders, and do nothing else
+    #[arg(long)]
+    pub list: bool,
+}
+
+/// What a child is told.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Spec {
+    pub(crate) workload: String,
+    pub(crate) contender: String,
+    pub(crate) messages: Option<u64>,
+    pub(crate) rate: u64,
+    pub(crate) seconds: f64,
+    pub(crate) pool: usize,
+}
+
+/// What a run yields: values by name, and what went wrong.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Yield {
+    pub(crate) metrics: BTreeMap<String, f64>,
+    pub(crate) violations: Vec<String>,
+}
+
+/// Does the work of a child, where this process is one. Otherwise returns at once, with nothing.
+pub fn serve() -> Option<ExitCode> {
+    let mut arguments = std::env::args().skip(1);
+    if arguments.next().as_deref() != Some(CHILD) {
+        return None;
+    }
+    let spec = arguments.next().context("no spec").and_then(|spec| Ok(serde_json::from_str::<Spec>(&spec)?));
+    let yielded =
+        spec.and_then(|spec| run::run(&spec)).and_then(|yielded| Ok(serde_json::to_string(&yielded)?));
+    Some(match yielded {
+        Ok(line) => {
+            println!("{line}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    })
+}
+
+/// Measures, prints, writes what was asked for, and fails when order, exclusion or counts were broken.
+pub fn run(args: &RouterArgs) -> Result<()> {
+    if args.list {
+        for (name, about, contenders) in WORKLOADS {
+            println!("{name:<9} {about} ({})", contenders.join(", "));
+        }
+        return Ok(());
+    }
+    ensure!(args.rounds > 0, "--rounds must be at least 1");
+    ensure!(args.seconds > 0.0 && args.seconds <= 600.0, "--seconds must be more than 0, at most 600");
+    ensure!((1..=65_536).contains(&args.pool), "--pool must be 1 to 65536");
+    ensure!(args.rate > 0, "--rate must be at least 1");
+    let runs = args.runs()?;
+    let report = measure(args, &runs);
+    print_table(&report);
+    if args.targets {
+        print_targets(&report);
+    }
+    if let Some(path) = &args.json {
+        report.write_json(path)?;
+    }
+    match report.failures.is_empty() {
+        true => Ok(()),
+        false => bail!("{} run(s) failed:\n  {}", report.failures.len(), report.failures.join("\n  ")),
+    }
+}
+
+impl RouterArgs {
+    /// What is to be run in each round, as (workload, contender).
+    fn runs(&self) -> Result<Vec<(&'static str, &'static str)>> {
+        for name in &self.workload {
+            let known = || WORKLOADS.map(|(name, ..)| name).join(", ");
+            ensure!(
+                WORKLOADS.iter().any(|(known, ..)| known == name),
+                "unknown workload {name:?}: expected one of {}",
+                known()
+            );
+        }
+        let chosen = |name: &str| match self.workload.is_empty() {
+            true => name != "backlog",
+            false => self.workload.iter().any(|wanted| wanted == name),
+        };
+        let takes_part = |name: &&&str| {
+            self.contenders.is_empty() || self.contenders.iter().any(|wanted| wanted == **name)
+        };
+        let mut runs = Vec::new();
+        for (workload, _, contenders) in WORKLOADS.into_iter().filter(|(name, ..)| chosen(name)) {
+            runs.extend(contenders.iter().filter(takes_part).map(|contender| (workload, *contender)));
+        }
+        ensure!(!runs.is_empty(), "no such contender: `--list` names them");
+        Ok(runs)
+    }
+
+    fn spec(&self, workload: &str, contender: &str) -> Spec {
+        Spec {
+            workload: workload.into(),
+            contender: contender.into(),
+            messages: self.messages,
+            rate: self.rate,
+            seconds: self.seconds,
+            pool: self.pool,
+        }
+    }
+}
+
+fn measure(args: &RouterArgs, runs: &[(&str, &str)]) -> Report {
+    let mut report = Report { bench: "router", ..Report::default() };
+    let style =
+        ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} {msg}").expect("a valid template");
+    let progress = ProgressBar::new(runs.len() as u64 * u64::from(args.rounds)).with_style(style);
+    for round in 1..=args.rounds {
+        for (workload, contender) in runs {
+            progress.set_message(format!("round {round}: {workload} {contender}"));
+            let neighbours = Neighbours::watch();
+            match child(&args.spec(workload, contender)) {
+                Ok(yielded) => add(&mut report, workload, contender, round, yielded),
+                Err(error) => {
+                    report.failures.push(format!("{workload} {contender} round {round}: {error:#}"))
+                }
+            }
+            if let Some(cores) = neighbours.cores_used() {
+                report.add_value(workload, contender, round, OTHERS.into(), cores);
+            }
+            progress.inc(1);
+        }
+    }
+    progress.finish_and_clear();
+    report
+}
+
+fn add(report: &mut Report, workload: &str, contender: &str, round: u32, yielded: Yield) {
+    if !yielded.violations.is_empty() {
+        let what = yielded.violations.join("; ");
+        report.failures.push(format!("{workload} {contender} round {round}: {what}"));
+        return;
+    }
+    for (metric, value) in yielded.metrics {
+        report.add_value(workload, contender, round, metric, value);
+    }
+}
+
+fn child(spec: &Spec) -> Result<Yield> {
+    let output = Command::new(std::env::current_exe().context("cannot find this program")?)
+        .args([CHILD, &serde_json::to_string(spec)?])
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot start a child process")?;
+    if !output.status.success() {
+        bail!("the child process ended with {}", output.status);
+    }
+    serde_json::from_slice(&output.stdout).context("the child process did not print its outcome")
+}
+
+fn print_table(report: &Report) {
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::ASCII_MARKDOWN);
+    table.set_header(["workload", "contender", "metric", "median", "min–max"]);
+    let mut seen = Vec::new();
+    for record in &report.records {
+        let row = (&record.workload, &record.contender, &record.metric);
+        if seen.contains(&row) {
+            continue;
+        }
+        seen.push(row);
+        if let Some(summary) = report.summary(row.0, row.1, row.2) {
+            let range = format!("{}–{}", figure(summary.min), figure(summary.max));
+            table.add_row([row.0.clone(), row.1.clone(), row.2.clone(), figure(summary.median), range]);
+        }
+    }
+    println!("{table}");
+}
+
+fn figure(value: f64) -> String {
+    match value.abs() {
+        big if big >= 1_000.0 => format!("{value:.0}"),
+        middle if middle >= 1.0 => format!("{value:.2}"),
+        _ => format!("{value:.5}"),
+    }
+}
+
+/// What the issue of the router asks for, as ratios where the machine matters.
+fn print_targets(report: &Report) {
+    fn median_in(report: &Report, workload: &str, contender: &str, metric: &str) -> Option<f64> {
+        report.summary(workload, contender, metric).map(|summary| summary.median)
+    }
+    let median = |workload: &str, contender: &str, metric: &str| median_in(report, workload, contender, metric);
+    let mut lines = Vec::new();
+    let rates = median("publish", "laneway", "messages_per_second").zip(median(
+        "publish",
+        "one-commit-each",
+        "messages_per_second",
+    ));
+    if let Some((shared, each)) = rates {
+        lines.push(("shared commits against one each", shared / each, 20.0));
+    }
+    if let Some(per_core) = median("deliver", "laneway", "messages_per_core_second") {
+        lines.push(("delivered per second and core, target included", per_core, 35_000.0));
+    }
+    if let Some(efficiency) = median("extreme", "laneway", "efficiency") {
+        lines.push(("5,000 slots against the ideal", efficiency, 0.9));
+    }
+    for groups in [1, 5, 10, 100] {
+        if let Some(ratio) = median("table", "laneway", &format!("seconds_of_ideal_{groups}_groups")) {
+            lines.push(("document 004's table: ideal over measured", 1.0 / ratio, 0.9));
+        }
+    }
+    for (what, value, floor) in lines {
+        let verdict = if value >= floor { "PASS" } else { "BELOW" };
+        println!("{verdict:<6} {what}: {} (at least {})", figure(value), figure(floor));
+    }
+}

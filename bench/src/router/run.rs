@@ -1,0 +1,445 @@
+//! One run of `bench router`, in a process of its own.
+//!
+//! The queue is a file in a temporary folder, durable against power loss as by default. The target is an HTTP server on loopback in the same
+//! process, so what is measured is the work of both ends; every message says which of its group it is, and the target checks that they come in
+//! order, nothing left out.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use axum::extract::State;
+use axum::http::StatusCode;
+use hdrhistogram::Histogram;
+use laneway_router::mediator::{HttpMediator, HttpSettings, Mediator, Mediators, Signer, Simulated};
+use laneway_router::pool::PoolSettings;
+use laneway_router::router::{MakeMediator, Router, SourceSettings};
+use laneway_router::source::embedded::{EmbeddedQueue, EmbeddedStore, Options, Publication};
+use tokio::sync::Notify;
+
+use super::{Spec, Yield};
+use crate::machine;
+
+/// Longest that any run may take.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// How many groups `deliver` and `latency` have.
+const GROUPS: usize = 10_000;
+
+pub(super) fn run(spec: &Spec) -> Result<Yield> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let run = async {
+            match spec.workload.as_str() {
+                "publish" => publish(spec).await,
+                "deliver" => deliver(spec).await,
+                "latency" => latency(spec).await,
+                "backlog" => backlog(spec).await,
+                "extreme" => extreme(spec).await,
+                "table" => table().await,
+                other => bail!("unknown workload {other:?}"),
+            }
+        };
+        tokio::time::timeout(LIMIT, run).await.context("not finished in time")?
+    })
+}
+
+/// A folder that goes away at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Result<Self> {
+        let path = std::env::temp_dir().join(format!("laneway-bench-{}", std::process::id()));
+        std::fs::create_dir_all(&path)?;
+        Ok(Folder(path))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A queue in a folder of its own.
+struct Bench {
+    store: EmbeddedStore,
+    queue: EmbeddedQueue,
+    _folder: Folder,
+}
+
+impl Bench {
+    fn open() -> Result<Self> {
+        let folder = Folder::new()?;
+        let store = EmbeddedStore::open(folder.0.join("queue.db"), Options::default())?;
+        let queue = store.queue("bench")?;
+        Ok(Bench { store, queue, _folder: folder })
+    }
+
+    fn route(&self, settings: PoolSettings, mediators: Mediators) -> Result<Router> {
+        let make: MakeMediator = Arc::new(move |_| Arc::new(mediators.clone()) as Arc<dyn Mediator>);
+        let router = Router::start(settings, make)?;
+        router.add_source(Arc::new(self.queue.clone()), SourceSettings::default());
+        Ok(router)
+    }
+}
+
+fn mediators() -> Mediators {
+    Mediators::new(HttpMediator::new(HttpSettings::default(), Signer::default()), Simulated::new(1))
+}
+
+/// How one process stood when the clock began.
+struct Clock {
+    began: Instant,
+    cpu: f64,
+}
+
+impl Clock {
+    fn start() -> Self {
+        Clock { began: Instant::now(), cpu: machine::cpu_seconds().unwrap_or(0.0) }
+    }
+
+    /// Rate, processor time per message, and what a core would do.
+    fn stop(&self, messages: u64, yielded: &mut Yield) {
+        let seconds = self.began.elapsed().as_secs_f64();
+        let cpu = machine::cpu_seconds().unwrap_or(0.0) - self.cpu;
+        let mut set = |metric: &str, value| yielded.metrics.insert(metric.into(), value);
+        set("messages_per_second", messages as f64 / seconds);
+        set("cpu_microseconds_per_message", cpu * 1e6 / messages as f64);
+        set("messages_per_core_second", messages as f64 / cpu);
+        if let Some(peak) = machine::resident_bytes_peak() {
+            set("resident_bytes_peak", peak as f64);
+        }
+    }
+}
+
+/// Zipf with exponent 1.1 over the groups, the same every time.
+struct Zipf {
+    cumulative: Vec<f64>,
+    state: u64,
+}
+
+impl Zipf {
+    fn new(groups: usize) -> Self {
+        let mut sum = 0.0;
+        let cumulative = (1..=groups)
+            .map(|rank| {
+                sum += 1.0 / (rank as f64).powf(1.1);
+                sum
+            })
+            .collect();
+        Zipf { cumulative, state: 0x9E37_79B9_7F4A_7C15 }
+    }
+
+    fn next(&mut self) -> usize {
+        // Xorshift: no more is needed to spread messages over groups.
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        let total = *self.cumulative.last().expect("there are groups");
+        let point = (self.state >> 11) as f64 / (1u64 << 53) as f64 * total;
+        self.cumulative.partition_point(|sum| *sum < point).min(self.cumulative.len() - 1)
+    }
+}
+
+fn http_message(number: u64, group: usize, position: u64, target: &str, sent_ns: u64) -> Publication {
+    let text = format!(
+        r#"{{"id":"m-{number}","poolCode":"DEFAULT-POOL","mediationType":"HTTP","mediationTarget":"{target}","messageGroupId":"group-{group}","payload":{{"group":{group},"position":{position},"sentNs":{sent_ns}}}}}"#
+    );
+    Publication::new(text).group(format!("group-{group}"))
+}
+
+/// The target: checks order and exclusion per group, counts, and measures the time since sending.
+struct Target {
+    began: Instant,
+    /// The position that is next, by group.
+    groups: Vec<Mutex<u64>>,
+    violations: Mutex<Vec<String>>,
+    arrived: AtomicU64,
+    expected: AtomicU64,
+    all: Notify,
+    latencies: Mutex<Histogram<u64>>,
+}
+
+impl Target {
+    /// Starts the server; the answer is its URL.
+    async fn serve() -> Result<(Arc<Target>, String)> {
+        let target = Arc::new(Target {
+            began: Instant::now(),
+            groups: (0..GROUPS).map(|_| Mutex::default()).collect(),
+            violations: Mutex::default(),
+            arrived: AtomicU64::new(0),
+            expected: AtomicU64::new(u64::MAX),
+            all: Notify::new(),
+            latencies: Mutex::new(Histogram::new_with_bounds(1, 300_000_000_000, 3)?),
+        });
+        let app = axum::Router::new().fallback(receive).with_state(Arc::clone(&target));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+        let url = format!("http://{}/", listener.local_addr()?);
+        tokio::spawn(async move { axum::serve(listener, app).await });
+        Ok((target, url))
+    }
+
+    fn note(&self, group: usize, position: u64, sent_ns: u64) {
+        let now_ns = self.began.elapsed().as_nanos() as u64;
+        if sent_ns > 0 {
+            self.latencies.lock().expect("no panic").saturating_record(now_ns.saturating_sub(sent_ns).max(1));
+        }
+        let Some(state) = self.groups.get(group) else { return };
+        let mut state = state.lock().expect("no panic");
+        if *state != position {
+            let text = format!("group {group}: {position} came, {state} was next");
+            self.violations.lock().expect("no panic").push(text);
+        }
+        *state = position + 1;
+        drop(state);
+        if self.arrived.fetch_add(1, Relaxed) + 1 >= self.expected.load(Relaxed) {
+            self.all.notify_waiters();
+        }
+    }
+
+    async fn wait(&self, expected: u64) -> Result<()> {
+        self.expected.store(expected, Relaxed);
+        let deadline = Instant::now() + LIMIT;
+        while self.arrived.load(Relaxed) < expected {
+            ensure!(Instant::now() < deadline, "{} of {expected} arrived", self.arrived.load(Relaxed));
+            let _ = tokio::time::timeout(Duration::from_millis(100), self.all.notified()).await;
+        }
+        Ok(())
+    }
+
+    fn violations(&self) -> Vec<String> {
+        let mut all = std::mem::take(&mut *self.violations.lock().expect("no panic"));
+        all.truncate(5);
+        all
+    }
+}
+
+/// What a message of the benchmark carries.
+#[derive(serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Payload {
+    group: usize,
+    position: u64,
+    sent_ns: u64,
+}
+
+async fn receive(State(target): State<Arc<Target>>, axum::Json(payload): axum::Json<Payload>) -> StatusCode {
+    target.note(payload.group, payload.position, payload.sent_ns);
+    StatusCode::NO_CONTENT
+}
+
+/// Many publishers, each waiting until its message is durable; or one, for whom that is a commit each.
+async fn publish(spec: &Spec) -> Result<Yield> {
+    let bench = Bench::open()?;
+    let publishers = if spec.contender == "one-commit-each" { 1 } else { 1_024 };
+    let end = Instant::now() + Duration::from_secs_f64(spec.seconds);
+    let most = spec.messages.unwrap_or(u64::MAX) / publishers;
+    let clock = Clock::start();
+    let tasks: Vec<_> = (0..publishers)
+        .map(|publisher| {
+            let queue = bench.queue.clone();
+            tokio::spawn(async move {
+                let mut sent = 0;
+                while sent < most && Instant::now() < end {
+                    let publication = Publication::new([b'x'; 256]).group(format!("group-{publisher}"));
+                    queue.publish(publication).await.map_err(|error| anyhow::anyhow!("{error}"))?;
+                    sent += 1;
+                }
+                anyhow::Ok(sent)
+            })
+        })
+        .collect();
+    let mut sent = 0;
+    for task in tasks {
+        sent += task.await??;
+    }
+    let mut yielded = Yield::default();
+    clock.stop(sent, &mut yielded);
+    bench.store.close().await;
+    Ok(yielded)
+}
+
+/// A backlog of ordered groups to an HTTP target.
+async fn deliver(spec: &Spec) -> Result<Yield> {
+    let bench = Bench::open()?;
+    let (target, url) = Target::serve().await?;
+    let messages = spec.messages.unwrap_or(100_000);
+    let (mut zipf, mut positions) = (Zipf::new(GROUPS), vec![0u64; GROUPS]);
+    let mut made = 0;
+    while made < messages {
+        let count = (messages - made).min(1_000);
+        let batch = (0..count)
+            .map(|number| {
+                let group = zipf.next();
+                positions[group] += 1;
+                http_message(made + number, group, positions[group] - 1, &url, 0)
+            })
+            .collect();
+        bench.queue.publish_many(batch, None).await.map_err(|error| anyhow::anyhow!("{error}"))?;
+        made += count;
+    }
+    let clock = Clock::start();
+    let router = bench.route(pool(spec.pool), mediators())?;
+    target.wait(messages).await?;
+    let mut yielded = Yield::default();
+    clock.stop(messages, &mut yielded);
+    yielded.violations = target.violations();
+    finish(&bench, router, &mut yielded).await;
+    Ok(yielded)
+}
+
+fn pool(concurrency: usize) -> PoolSettings {
+    PoolSettings { concurrency, capacity: 20_000, group_capacity: 2_000, ..PoolSettings::default() }
+}
+
+/// Publishes at a fixed rate and measures the time from when a message should have been sent.
+async fn latency(spec: &Spec) -> Result<Yield> {
+    let bench = Bench::open()?;
+    let (target, url) = Target::serve().await?;
+    let router = bench.route(pool(spec.pool), mediators())?;
+    let (mut zipf, mut positions) = (Zipf::new(GROUPS), vec![0u64; GROUPS]);
+    let messages = (spec.rate as f64 * spec.seconds) as u64;
+    let clock = Clock::start();
+    let began_ns = target.began.elapsed().as_nanos() as u64;
+    let (sender, mut queue) = tokio::sync::mpsc::channel::<Publication>(65_536);
+    let publisher = bench.queue.clone();
+    let publishing = tokio::spawn(async move {
+        let mut batch = Vec::new();
+        // Whatever has come while the last commit was under way is the next one.
+        while queue.recv_many(&mut batch, 1_000).await > 0 {
+            publisher
+                .publish_many(std::mem::take(&mut batch), None)
+                .await
+                .map_err(|error| anyhow::anyhow!("{error}"))?;
+        }
+        anyhow::Ok(())
+    });
+    for number in 0..messages {
+        let due = Duration::from_secs_f64(number as f64 / spec.rate as f64);
+        tokio::time::sleep_until((clock.began + due).into()).await;
+        let group = zipf.next();
+        positions[group] += 1;
+        let intended_ns = began_ns + due.as_nanos() as u64;
+        let message = http_message(number, group, positions[group] - 1, &url, intended_ns.max(1));
+        sender.send(message).await?;
+    }
+    drop(sender);
+    publishing.await??;
+    target.wait(messages).await?;
+    let mut yielded = Yield { violations: target.violations(), ..Yield::default() };
+    clock.stop(messages, &mut yielded);
+    let latencies = target.latencies.lock().expect("no panic").clone();
+    for (name, quantile) in [("p50", 0.5), ("p99", 0.99), ("p999", 0.999)] {
+        let seconds = latencies.value_at_quantile(quantile) as f64 / 1e9;
+        yielded.metrics.insert(format!("latency_{name}_seconds"), seconds);
+    }
+    finish(&bench, router, &mut yielded).await;
+    Ok(yielded)
+}
+
+/// What a queued message costs in memory.
+async fn backlog(spec: &Spec) -> Result<Yield> {
+    let bench = Bench::open()?;
+    let messages = spec.messages.unwrap_or(1_000_000);
+    let before = machine::resident_bytes().context("no such figure here")?;
+    let clock = Clock::start();
+    let mut made = 0;
+    while made < messages {
+        let count = (messages - made).min(1_000);
+        let batch = (0..count)
+            .map(|number| {
+                Publication::new([b'x'; 256]).group(format!("group-{}", (made + number) % GROUPS as u64))
+            })
+            .collect();
+        bench.queue.publish_many(batch, None).await.map_err(|error| anyhow::anyhow!("{error}"))?;
+        made += count;
+    }
+    let mut yielded = Yield::default();
+    clock.stop(messages, &mut yielded);
+    let after = machine::resident_bytes().context("no such figure here")?;
+    let per_message = after.saturating_sub(before) as f64 / messages as f64;
+    yielded.metrics.insert("resident_bytes_per_message".into(), per_message);
+    yielded.metrics.insert("resident_bytes".into(), after as f64);
+    bench.store.close().await;
+    Ok(yielded)
+}
+
+fn simulated_message(number: u64, group: u64) -> Publication {
+    let text = format!(
+        r#"{{"id":"m-{number}","poolCode":"DEFAULT-POOL","mediationType":"SIMULATED","mediationTarget":"100ms","messageGroupId":"group-{group}"}}"#
+    );
+    Publication::new(text).group(format!("group-{group}"))
+}
+
+/// Document 004's extreme case.
+async fn extreme(spec: &Spec) -> Result<Yield> {
+    const SLOTS: u64 = 5_000;
+    let bench = Bench::open()?;
+    let messages = (SLOTS as f64 * 10.0 * spec.seconds) as u64;
+    let mut made = 0;
+    while made < messages {
+        let count = (messages - made).min(1_000);
+        let batch =
+            (0..count).map(|number| simulated_message(made + number, (made + number) % GROUPS as u64));
+        let batch = batch.collect();
+        bench.queue.publish_many(batch, None).await.map_err(|error| anyhow::anyhow!("{error}"))?;
+        made += count;
+    }
+    let clock = Clock::start();
+    let settings = PoolSettings {
+        concurrency: SLOTS as usize,
+        capacity: 50_000,
+        group_capacity: 200,
+        ..PoolSettings::default()
+    };
+    let router = bench.route(settings, mediators())?;
+    wait_succeeded(&router, messages).await?;
+    let mut yielded = Yield::default();
+    clock.stop(messages, &mut yielded);
+    let seconds = clock.began.elapsed().as_secs_f64();
+    yielded.metrics.insert("efficiency".into(), messages as f64 * 0.1 / SLOTS as f64 / seconds);
+    finish(&bench, router, &mut yielded).await;
+    Ok(yielded)
+}
+
+async fn wait_succeeded(router: &Router, messages: u64) -> Result<()> {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let done: u64 = router.pools().iter().map(|pool| pool.counts.succeeded).sum();
+        if done >= messages {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "{done} of {messages} were delivered");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Document 004's table: how long 100 messages of 100 ms take with 10 workers, by the number of groups.
+async fn table() -> Result<Yield> {
+    let mut yielded = Yield::default();
+    for (groups, ideal) in [(1u64, 10.0), (5, 2.0), (10, 1.0), (100, 1.0)] {
+        let bench = Bench::open()?;
+        let batch = (0..100).map(|number| simulated_message(number, number % groups)).collect();
+        bench.queue.publish_many(batch, None).await.map_err(|error| anyhow::anyhow!("{error}"))?;
+        let began = Instant::now();
+        let router = bench.route(PoolSettings { concurrency: 10, ..PoolSettings::default() }, mediators())?;
+        wait_succeeded(&router, 100).await?;
+        let seconds = began.elapsed().as_secs_f64();
+        yielded.metrics.insert(format!("seconds_{groups}_groups"), seconds);
+        yielded.metrics.insert(format!("seconds_of_ideal_{groups}_groups"), seconds / ideal);
+        finish(&bench, router, &mut yielded).await;
+    }
+    Ok(yielded)
+}
+
+/// Ends the router and looks whether everything was settled.
+async fn finish(bench: &Bench, router: Router, yielded: &mut Yield) {
+    let report = router.shutdown(Duration::from_secs(10)).await;
+    if report.given_back > 0 || !report.settled {
+        yielded.violations.push(format!("at the end: {report:?}"));
+    }
+    bench.store.close().await;
+}
