@@ -682,6 +682,19 @@ async fn a_damaged_file_is_reported_and_what_can_be_read_is_delivered() {
 }
 
 #[tokio::test]
+async fn the_text_of_a_message_is_not_printed_with_it() {
+    let (_store, queue) = memory(inline());
+    let publication = Publication::new("token-123").group("a");
+    let text = format!("{publication:?}");
+    assert!(text.contains("\"a\"") && !text.contains("116, 111") && !text.contains("token"), "{text}");
+    publish(&queue, [publication]).await;
+    let held = claim(&queue, 1).await;
+    settle(&queue, &held, Disposal::DeadLetter { reason: "no".to_owned() }).await;
+    let text = format!("{:?}", queue.dead_letters(0, 1).await);
+    assert!(!text.contains("116, 111"), "{text}");
+}
+
+#[tokio::test]
 async fn nonsense_receipts_are_stale() {
     let (_store, queue) = memory(inline());
     let nonsense = ["", "-", "--", "---", "1-1-1-1", "+1-1-1", "g-1-1", " 1-1-1", "1-1-1"];
