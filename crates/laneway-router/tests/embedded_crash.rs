@@ -54,7 +54,7 @@ fn child() {
 }
 
 async fn live(path: &Path, life: u64) {
-    let store = EmbeddedStore::open(path, Options::default()).expect("the file survived");
+    let store = EmbeddedStore::open(path, Options::default()).expect("the file is whole, and free");
     let queue = store.queue("orders").expect("a queue");
     say('R', [life]);
     let publishers = (0..PUBLISHERS).map(|publisher| tokio::spawn(publish(queue.clone(), life, publisher)));
@@ -164,15 +164,16 @@ impl Account {
     }
 }
 
+fn child_on(path: &Path, life: u64) -> Command {
+    let mut child = Command::new(std::env::current_exe().expect("this program"));
+    child.args(["--exact", "child", "--nocapture", "--test-threads", "1"]);
+    child.env(FILE, path).env(LIFE, life.to_string());
+    child
+}
+
 /// One life: lets a child work for a while and kills it.
 fn life(path: &Path, life: u64, for_millis: u64) -> Vec<String> {
-    let mut child = Command::new(std::env::current_exe().expect("this program"))
-        .args(["--exact", "child", "--nocapture", "--test-threads", "1"])
-        .env(FILE, path)
-        .env(LIFE, life.to_string())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("a child");
+    let mut child = child_on(path, life).stdout(Stdio::piped()).spawn().expect("a child");
     let mut lines = BufReader::new(child.stdout.take().expect("its words")).lines().map_while(Result::ok);
     let ready = lines.by_ref().find(|line| line.starts_with("@R")).expect("the child opens the file");
     let listener = std::thread::spawn(move || lines.collect::<Vec<_>>());
@@ -202,6 +203,18 @@ fn drain(path: &Path) -> Vec<u64> {
             queue.settle(done.collect()).await.expect("settled");
         }
     })
+}
+
+#[test]
+fn a_second_process_is_told_that_the_file_is_taken() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("queue.db");
+    let options = Options { commit: Commit::Inline, ..Options::default() };
+    let _store = EmbeddedStore::open(&path, options).expect("a store");
+    let output = child_on(&path, 1).output().expect("a child");
+    let words =
+        [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    assert!(!output.status.success() && words.contains("InUse") && !words.contains("@R"), "{words}");
 }
 
 fn setting(name: &str, otherwise: u64) -> u64 {

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use laneway_router::source::embedded::{
@@ -264,6 +265,78 @@ async fn publishers_at_the_same_time_share_commits_and_each_keeps_its_order() {
     }
     assert!(next.values().all(|count| *count == 100) && next.len() == 16);
     store.close().await;
+}
+
+/// What all consumers together have seen: who holds a group, and which number comes next in it.
+#[derive(Default)]
+struct Witness {
+    holders: BTreeMap<String, usize>,
+    next: BTreeMap<String, u64>,
+    done: usize,
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn consumers_at_the_same_time_never_share_a_group_and_none_sees_a_gap() {
+    const MESSAGES: usize = 4_000;
+    let place = place();
+    let options = Options { durability: Durability::Crash, ..Options::default() };
+    let store = EmbeddedStore::open(&place.path, options).expect("a store");
+    let witness = Arc::new(Mutex::new(Witness::default()));
+    let consumers: Vec<_> = (1..=3)
+        .map(|consumer| {
+            let queue = store.queue("orders").expect("a queue");
+            tokio::spawn(consume(queue, consumer, MESSAGES, Arc::clone(&witness)))
+        })
+        .collect();
+    let queue = store.queue("orders").expect("a queue");
+    for from in (0..MESSAGES).step_by(26) {
+        let batch = from..MESSAGES.min(from + 26);
+        publish(&queue, batch.map(|number| of(&format!("g{}", number % 13), number / 13))).await;
+    }
+    for consumer in consumers {
+        timeout(MINUTE, consumer).await.expect("no consumer is stuck").expect("no consumer fails");
+    }
+    assert_eq!(witness.lock().expect("no panic").done, MESSAGES);
+    assert_eq!(queue.depth().await.expect("depth"), laneway_router::source::Depth::default());
+    store.close().await;
+}
+
+/// Handles what it claims, or gives whole groups back, and has settled all before it claims again.
+async fn consume(queue: EmbeddedQueue, consumer: usize, messages: usize, witness: Arc<Mutex<Witness>>) {
+    let mut random = fastrand::Rng::with_seed(consumer as u64);
+    let wants = Wants { most: 20, wait: Duration::from_millis(20), lease: MINUTE };
+    while witness.lock().expect("no panic").done < messages {
+        let deliveries = queue.claim(wants).await.expect("claimed");
+        let group_of = |delivery: &Delivery| delivery.group.as_deref().expect("a group").to_owned();
+        for group in deliveries.iter().map(group_of) {
+            let holder = *witness.lock().expect("no panic").holders.entry(group.clone()).or_insert(consumer);
+            assert_eq!(holder, consumer, "{group} is another's");
+        }
+        // The others have their chance to get what they must not.
+        tokio::task::yield_now().await;
+        let back = random.usize(0..60);
+        let mut disposals = Vec::new();
+        {
+            let mut witness = witness.lock().expect("no panic");
+            for delivery in &deliveries {
+                let group = group_of(delivery);
+                if group == format!("g{back}") {
+                    disposals.push(Disposal::GiveBack { delay: Duration::from_millis(random.u64(0..3)) });
+                    continue;
+                }
+                let next = witness.next.entry(group).or_default();
+                assert_eq!(texts(std::slice::from_ref(delivery))[0], next.to_string());
+                *next += 1;
+                witness.done += 1;
+                disposals.push(Disposal::Done);
+            }
+            // Let go of before the queue knows, so that what the witness calls held is held.
+            witness.holders.retain(|_, holder| *holder != consumer);
+        }
+        let disposals = deliveries.into_iter().map(|delivery| delivery.receipt).zip(disposals).collect();
+        let settled = queue.settle(disposals).await.expect("settled");
+        assert!(settled.iter().all(|settled| *settled == Settled::Settled));
+    }
 }
 
 // Groups.
