@@ -68,10 +68,17 @@ pub(super) struct Scanned {
 }
 
 /// What is delivered of a message.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Body {
     pub(super) group: Option<Arc<str>>,
     pub(super) text: Arc<[u8]>,
+}
+
+/// Without the text, which may hold secrets.
+impl std::fmt::Debug for Body {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Body").field("group", &self.group).finish_non_exhaustive()
+    }
 }
 
 /// What became of reading a row.
@@ -87,7 +94,7 @@ pub(super) enum Loaded {
 }
 
 /// A message that is kept, for those who look at dead letters and at the quarantine.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Kept {
     /// The sequence that it had as a message.
     pub sequence: u64,
@@ -103,6 +110,19 @@ pub struct Kept {
     pub reason: String,
     /// What was published, byte by byte.
     pub text: Arc<[u8]>,
+}
+
+/// Without the text, which may hold secrets.
+impl std::fmt::Debug for Kept {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Kept")
+            .field("sequence", &self.sequence)
+            .field("group", &self.group)
+            .field("attempts", &self.attempts)
+            .field("reason", &self.reason)
+            .field("bytes", &self.text.len())
+            .finish_non_exhaustive()
+    }
 }
 
 /// The connection.

@@ -191,7 +191,7 @@ pub enum QueueError {
 }
 
 /// A message on its way into a queue.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub struct Publication {
     /// What is delivered, byte by byte.
     pub text: Arc<[u8]>,
@@ -201,6 +201,18 @@ pub struct Publication {
     pub delay: Duration,
     /// Within the queue's window, a second message with the same one is not stored.
     pub deduplication_id: Option<Arc<str>>,
+}
+
+/// Without the text, which may hold secrets.
+impl std::fmt::Debug for Publication {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Publication")
+            .field("bytes", &self.text.len())
+            .field("group", &self.group)
+            .field("delay", &self.delay)
+            .field("deduplication_id", &self.deduplication_id)
+            .finish()
+    }
 }
 
 impl Publication {
@@ -746,6 +758,7 @@ impl Source for EmbeddedQueue {
         lease: Duration,
     ) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
         let extended = self.extend_now(&receipts, millis(lease));
+        // A lease may have become shorter, and who waits for its end has to look again.
         self.queue.changed.notify_waiters();
         futures_util::future::ready(extended).boxed()
     }
@@ -802,7 +815,8 @@ impl EmbeddedQueue {
         (Picked { queue: Arc::clone(&self.queue), claims, bodies }, next_event)
     }
 
-    /// Reads the bodies that were not in memory. Dropped before its end, it has claimed nothing.
+    /// Reads the bodies that were not in memory. Dropped before its end, it has claimed nothing. What cannot be read stops nobody else: it stays
+    /// leased, so that it is tried again when the lease has run out and not at once.
     async fn complete(&self, mut picked: Picked) -> Result<Vec<Delivery>, SourceError> {
         let missing: Vec<usize> =
             (0..picked.bodies.len()).filter(|at| picked.bodies[*at].is_none()).collect();
@@ -814,8 +828,9 @@ impl EmbeddedQueue {
                 match loaded {
                     Loaded::Body(body) => picked.bodies[at] = Some(body),
                     Loaded::Missing => self.queue.lock().index.vanish(picked.claims[at]),
-                    Loaded::Unreadable(reason) => self.quarantine(picked.claims[at], reason).await?,
-                    // It stays leased, so that it is tried again when the lease has run out and not at once.
+                    Loaded::Unreadable(reason) => {
+                        failure = self.quarantine(picked.claims[at], reason).await.err().or(failure);
+                    }
                     Loaded::Failed(error) => failure = Some(error),
                 }
             }

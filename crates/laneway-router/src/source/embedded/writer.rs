@@ -265,7 +265,6 @@ impl Writer {
         while ops.blocking_recv_many(&mut batch, OPS_PER_COMMIT) > 0 {
             self.perform(std::mem::take(&mut batch));
         }
-        self.close();
     }
 
     /// Does all of these and answers them.
@@ -374,6 +373,13 @@ impl Writer {
         for queue in queues {
             queue.changed.notify_waiters();
         }
+    }
+}
+
+/// However the writer ends, those who wait learn of it.
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 
