@@ -1,7 +1,7 @@
 //! One run of `bench router`, in a process of its own.
 //!
-//! The queue is a file in a temporary folder, durable against power loss as by default. The target is an HTTP server on loopback in the same
-//! process, so what is measured is the work of both ends; every message says which of its group it is, and the target checks that they come in
+//! The queue is a file in a temporary folder, durable against power loss as by default. The target is an HTTP server on loopback in a
+//! process of its own; every message says which of its group it is, and the target checks that they come in
 //! order, nothing left out.
 
 use std::path::PathBuf;
@@ -17,7 +17,6 @@ use laneway_router::mediator::{HttpMediator, HttpSettings, Mediator, Mediators, 
 use laneway_router::pool::PoolSettings;
 use laneway_router::router::{MakeMediator, Router, SourceSettings};
 use laneway_router::source::embedded::{EmbeddedQueue, EmbeddedStore, Options, Publication};
-use tokio::sync::Notify;
 
 use super::{Spec, Yield};
 use crate::machine;
@@ -151,70 +150,126 @@ fn http_message(number: u64, group: usize, position: u64, target: &str, sent_ns:
     Publication::new(text).group(format!("group-{group}"))
 }
 
-/// The target: checks order and exclusion per group, counts, and measures the time since sending.
+/// The target, in a process of its own, so that its work is not taken for the router's.
 struct Target {
-    began: Instant,
+    process: std::process::Child,
+    address: String,
+}
+
+impl Target {
+    fn start() -> Result<Self> {
+        use std::io::BufRead;
+        let mut process = std::process::Command::new(std::env::current_exe()?)
+            .arg(super::TARGET)
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()?;
+        let mut address = String::new();
+        std::io::BufReader::new(process.stdout.take().context("it has an output")?)
+            .read_line(&mut address)?;
+        Ok(Target { process, address: address.trim().to_owned() })
+    }
+
+    fn url(&self) -> String {
+        format!("http://{}/", self.address)
+    }
+
+    /// What it has seen.
+    fn report(&self) -> Result<Seen> {
+        use std::io::{Read, Write};
+        let mut stream = std::net::TcpStream::connect(&self.address)?;
+        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        stream.write_all(b"GET /seen HTTP/1.0\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let (_, body) = answer.split_once("\r\n\r\n").context("no body")?;
+        Ok(serde_json::from_str(body)?)
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// What a target has seen.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Seen {
+    arrived: u64,
+    violations: Vec<String>,
+    /// From the intended time of sending: the median, the 99th and the 99.9th percentile.
+    latency_seconds: [f64; 3],
+}
+
+/// The target's memory: checks order and exclusion per group, counts, and measures the time since sending.
+struct Watch {
     /// The position that is next, by group.
     groups: Vec<Mutex<u64>>,
     violations: Mutex<Vec<String>>,
     arrived: AtomicU64,
-    expected: AtomicU64,
-    all: Notify,
     latencies: Mutex<Histogram<u64>>,
 }
 
-impl Target {
-    /// Starts the server; the answer is its URL.
-    async fn serve() -> Result<(Arc<Target>, String)> {
-        let target = Arc::new(Target {
-            began: Instant::now(),
+/// Serves as a target until standard input ends.
+pub(super) fn serve_as_target() -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let watch = Arc::new(Watch {
             groups: (0..GROUPS).map(|_| Mutex::default()).collect(),
             violations: Mutex::default(),
             arrived: AtomicU64::new(0),
-            expected: AtomicU64::new(u64::MAX),
-            all: Notify::new(),
             latencies: Mutex::new(Histogram::new_with_bounds(1, 300_000_000_000, 3)?),
         });
-        let app = axum::Router::new().fallback(receive).with_state(Arc::clone(&target));
+        let app = axum::Router::new()
+            .route("/seen", axum::routing::get(seen))
+            .fallback(receive)
+            .with_state(Arc::clone(&watch));
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
-        let url = format!("http://{}/", listener.local_addr()?);
-        tokio::spawn(async move { axum::serve(listener, app).await });
-        Ok((target, url))
-    }
-
-    fn note(&self, group: usize, position: u64, sent_ns: u64) {
-        let now_ns = self.began.elapsed().as_nanos() as u64;
-        if sent_ns > 0 {
-            self.latencies.lock().expect("no panic").saturating_record(now_ns.saturating_sub(sent_ns).max(1));
-        }
-        let Some(state) = self.groups.get(group) else { return };
-        let mut state = state.lock().expect("no panic");
-        if *state != position {
-            let text = format!("group {group}: {position} came, {state} was next");
-            self.violations.lock().expect("no panic").push(text);
-        }
-        *state = position + 1;
-        drop(state);
-        if self.arrived.fetch_add(1, Relaxed) + 1 >= self.expected.load(Relaxed) {
-            self.all.notify_waiters();
-        }
-    }
-
-    async fn wait(&self, expected: u64) -> Result<()> {
-        self.expected.store(expected, Relaxed);
-        let deadline = Instant::now() + LIMIT;
-        while self.arrived.load(Relaxed) < expected {
-            ensure!(Instant::now() < deadline, "{} of {expected} arrived", self.arrived.load(Relaxed));
-            let _ = tokio::time::timeout(Duration::from_millis(100), self.all.notified()).await;
+        println!("{}", listener.local_addr()?);
+        let gone = tokio::task::spawn_blocking(|| std::io::copy(&mut std::io::stdin(), &mut std::io::sink()));
+        tokio::select! {
+            served = async { axum::serve(listener, app).await } => served?,
+            gone = gone => drop(gone?),
         }
         Ok(())
-    }
+    })
+}
 
-    fn violations(&self) -> Vec<String> {
-        let mut all = std::mem::take(&mut *self.violations.lock().expect("no panic"));
-        all.truncate(5);
-        all
+impl Watch {
+    fn note(&self, payload: &Payload) {
+        if payload.sent_ns > 0 {
+            let waited = now_ns().saturating_sub(payload.sent_ns).max(1);
+            self.latencies.lock().expect("no panic").saturating_record(waited);
+        }
+        let Some(next) = self.groups.get(payload.group) else { return };
+        let mut next = next.lock().expect("no panic");
+        if *next != payload.position {
+            let text = format!("group {}: {} came, {next} was next", payload.group, payload.position);
+            self.violations.lock().expect("no panic").push(text);
+        }
+        *next = payload.position + 1;
+        self.arrived.fetch_add(1, Relaxed);
     }
+}
+
+/// The machine's time, which two processes share.
+fn now_ns() -> u64 {
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |since| since.as_nanos() as u64)
+}
+
+async fn seen(State(watch): State<Arc<Watch>>) -> axum::Json<Seen> {
+    let latencies = watch.latencies.lock().expect("no panic");
+    let violations = watch.violations.lock().expect("no panic");
+    axum::Json(Seen {
+        arrived: watch.arrived.load(Relaxed),
+        violations: violations.iter().take(5).cloned().collect(),
+        latency_seconds: [0.5, 0.99, 0.999]
+            .map(|quantile| latencies.value_at_quantile(quantile) as f64 / 1e9),
+    })
 }
 
 /// What a message of the benchmark carries.
@@ -226,9 +281,19 @@ struct Payload {
     sent_ns: u64,
 }
 
-async fn receive(State(target): State<Arc<Target>>, axum::Json(payload): axum::Json<Payload>) -> StatusCode {
-    target.note(payload.group, payload.position, payload.sent_ns);
+async fn receive(State(watch): State<Arc<Watch>>, axum::Json(payload): axum::Json<Payload>) -> StatusCode {
+    watch.note(&payload);
     StatusCode::NO_CONTENT
+}
+
+/// Compares what the target has seen with what was sent.
+fn judge(target: &Target, messages: u64, yielded: &mut Yield) -> Result<Seen> {
+    let seen = target.report()?;
+    yielded.violations.extend(seen.violations.iter().cloned());
+    if seen.arrived != messages {
+        yielded.violations.push(format!("{} of {messages} arrived", seen.arrived));
+    }
+    Ok(seen)
 }
 
 /// Many publishers, each waiting until its message is durable; or one, for whom that is a commit each.
@@ -265,7 +330,8 @@ async fn publish(spec: &Spec) -> Result<Yield> {
 /// A backlog of ordered groups to an HTTP target.
 async fn deliver(spec: &Spec) -> Result<Yield> {
     let bench = Bench::open()?;
-    let (target, url) = Target::serve().await?;
+    let target = Target::start()?;
+    let url = target.url();
     let messages = spec.messages.unwrap_or(100_000);
     let (mut zipf, mut positions) = (Zipf::new(GROUPS), vec![0u64; GROUPS]);
     let mut made = 0;
@@ -283,10 +349,10 @@ async fn deliver(spec: &Spec) -> Result<Yield> {
     }
     let clock = Clock::start();
     let router = bench.route(pool(spec.pool), mediators())?;
-    target.wait(messages).await?;
+    wait_succeeded(&router, messages).await?;
     let mut yielded = Yield::default();
     clock.stop(messages, &mut yielded);
-    yielded.violations = target.violations();
+    judge(&target, messages, &mut yielded)?;
     finish(&bench, router, &mut yielded).await;
     Ok(yielded)
 }
@@ -298,12 +364,13 @@ fn pool(concurrency: usize) -> PoolSettings {
 /// Publishes at a fixed rate and measures the time from when a message should have been sent.
 async fn latency(spec: &Spec) -> Result<Yield> {
     let bench = Bench::open()?;
-    let (target, url) = Target::serve().await?;
+    let target = Target::start()?;
+    let url = target.url();
     let router = bench.route(pool(spec.pool), mediators())?;
     let (mut zipf, mut positions) = (Zipf::new(GROUPS), vec![0u64; GROUPS]);
     let messages = (spec.rate as f64 * spec.seconds) as u64;
     let clock = Clock::start();
-    let began_ns = target.began.elapsed().as_nanos() as u64;
+    let began_ns = now_ns();
     let (sender, mut queue) = tokio::sync::mpsc::channel::<Publication>(65_536);
     let publisher = bench.queue.clone();
     let publishing = tokio::spawn(async move {
@@ -328,12 +395,11 @@ async fn latency(spec: &Spec) -> Result<Yield> {
     }
     drop(sender);
     publishing.await??;
-    target.wait(messages).await?;
-    let mut yielded = Yield { violations: target.violations(), ..Yield::default() };
+    wait_succeeded(&router, messages).await?;
+    let mut yielded = Yield::default();
     clock.stop(messages, &mut yielded);
-    let latencies = target.latencies.lock().expect("no panic").clone();
-    for (name, quantile) in [("p50", 0.5), ("p99", 0.99), ("p999", 0.999)] {
-        let seconds = latencies.value_at_quantile(quantile) as f64 / 1e9;
+    let seen = judge(&target, messages, &mut yielded)?;
+    for (name, seconds) in ["p50", "p99", "p999"].into_iter().zip(seen.latency_seconds) {
         yielded.metrics.insert(format!("latency_{name}_seconds"), seconds);
     }
     finish(&bench, router, &mut yielded).await;
