@@ -447,9 +447,11 @@ impl<K: Hash, M> Shared<K, M> {
         // The look after the entry: what was released before it would not be announced.
         match self.attempt(arrival) {
             Attempt::Ended(result) => Err(result),
-            Attempt::Full(arrival, _, _) => {
+            Attempt::Full(arrival, bound_now, dispatcher_now) => {
                 let cancelled = matches!(patience, Patience::Cancellable(cancel) if cancel.is_cancelled());
-                if !cancelled {
+                // If it is another bound that is full now, or that of another dispatcher, this is the wrong room to wait in.
+                let here = bound_now == bound && std::ptr::eq(&*dispatcher_now, dispatcher);
+                if here && !cancelled {
                     let began = Instant::now();
                     entered.wait(limit);
                     self.appetite.learn(began.elapsed(), dispatcher.limits.capacity / 8);
@@ -592,12 +594,15 @@ impl<K: Hash, M> Shared<K, M> {
             let entered = room.enter(self.mark(bound, &dispatcher));
             let announced = entered.wait_async(context.waker());
             // The look after the entry, as above.
-            match self.attempt(full) {
+            let here = match self.attempt(full) {
                 Attempt::Ended(result) => return Poll::Ready(result),
-                Attempt::Full(full, ..) => *arrival = Some(full),
-            }
+                Attempt::Full(full, bound_now, dispatcher_now) => {
+                    *arrival = Some(full);
+                    bound_now == bound && Arc::ptr_eq(&dispatcher_now, &dispatcher)
+                }
+            };
             state.place = Some(entered);
-            if !announced {
+            if here && !announced {
                 return Poll::Pending;
             }
         }

@@ -461,6 +461,28 @@ fn nobody_submits_by_an_old_topology() {
     });
 }
 
+/// A submitter that finds its dispatcher full waits there. When that goes, its next attempt may find another one full: then it has to wait at that one, and not
+/// where nothing will ever be announced again.
+#[test]
+fn a_blocked_submitter_waits_where_its_message_would_go_now() {
+    check(|| {
+        let witness = Witness::new();
+        let topology = Topology::builder().dispatcher("x").dispatcher("y").worker("w0", ["x", "y"]).build();
+        let model = Model::new(engine(&witness, topology.placed(ByNumber)).worker_queue_capacity(1));
+        accept(&model, (A, 1));
+        accept(&model, (B, 1));
+        let submitter = {
+            let model = model.clone();
+            thread::spawn(move || accept(&model, (B, 2)))
+        };
+        model.handle.remove_dispatcher("y").unwrap();
+        let worker = hire(&model, 0, &witness, |_| ());
+        submitter.join().unwrap();
+        drain(&model, [worker]);
+        assert_eq!(witness.handled_of(B), [1, 2]);
+    });
+}
+
 /// A worker that is alone and quick takes what comes straight from ingress, whatever its key (`src/lane/stream.rs`).
 #[test]
 fn a_stream_sleeps_through_no_message_and_keeps_order() {
