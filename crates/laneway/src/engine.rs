@@ -134,7 +134,8 @@ pub(crate) struct Shared<K, M> {
     appetite: Appetite,
     /// Whether a lane in flight must know its key, so that it can be placed again.
     pub(crate) needs_keys: bool,
-    pub(crate) closed: AtomicBool,
+    /// Loom's under `--cfg loom`: who has looked at it and who has not is part of the protocol of the end.
+    pub(crate) closed: crate::sync::AtomicBool,
     /// Turns shall end after the message that they are handling.
     pub(crate) give_way: AtomicBool,
     /// Workers that have settled messages and not yet told the mappings. The engine is not quiet before they have.
@@ -202,7 +203,7 @@ impl<K, M> Shared<K, M> {
             mappings,
             engine_bound,
             appetite: Appetite::new(),
-            closed: AtomicBool::new(false),
+            closed: crate::sync::AtomicBool::new(false),
             give_way: AtomicBool::new(false),
             unmapping: AtomicUsize::new(0),
             quiet: Arc::new(Room::new()),

@@ -154,6 +154,31 @@ fn pitfall_003_6_a_refused_message_leaves_its_family_as_it_was() {
 }
 
 #[test]
+fn pitfall_003_6_a_message_that_its_partition_refuses_keeps_no_place_in_the_engine() {
+    fn by_parity(key: &u64) -> &str {
+        if key.is_multiple_of(2) { "even" } else { "odd" }
+    }
+    let engine = Engine::builder()
+        .topology(Topology::assigned([["even"], ["odd"]], by_parity))
+        .worker_queue_capacity(4)
+        .ingress_capacity(6)
+        .overflow(Overflow::Reject)
+        .handle(|_, _: &mut u64| ())
+        .build()
+        .unwrap();
+    assert!(engine.pause("even") && engine.pause("odd"));
+    send(&engine, (0..4).map(|number| (0, number)));
+    for number in 4..20 {
+        assert_eq!(engine.submit((0, number)).unwrap_err().reason, Refusal::Full(Bound::Dispatcher));
+    }
+    send(&engine, [(1, 0), (1, 1)]);
+    assert_eq!(engine.submit((1, 2)).unwrap_err().reason, Refusal::Full(Bound::Engine));
+    assert!(engine.unpause("even") && engine.unpause("odd"));
+    assert!(engine.wait_quiet(DEADLINE));
+    assert_eq!(engine.snapshot().account.done, 6);
+}
+
+#[test]
 fn pitfall_003_7_a_message_is_moved_and_never_shared() {
     // A body that cannot be cloned, and whose drops are counted: each goes through the engine once and dies once.
     struct Body(u64, Arc<AtomicU64>);
@@ -456,8 +481,11 @@ fn pitfall_003_12_the_second_workload_at_scaled_down_work() {
         .build()
         .unwrap();
     let hot = 1_000;
+    // All of it is there when the first begins, however slowly this thread gets on.
+    assert!(engine.pause("partition-0") && engine.pause("partition-1"));
     send(&engine, (0..1_000).map(|number| (hot, number)));
     send(&engine, (0..5).flat_map(|number| (0..200).map(move |key| (key, number))));
+    assert!(engine.unpause("partition-0") && engine.unpause("partition-1"));
     assert!(engine.wait_quiet(DEADLINE));
     witness.verify((0..200).map(|key| (key, 5)).chain([(hot, 1_000)]));
     let order = finished.entries();
