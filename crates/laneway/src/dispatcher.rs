@@ -990,3 +990,26 @@ fn admit_everything<K, M>(inner: &mut Inner<K, M>, ingress: &mut Ingress<K, M>, 
     }
     hints.waiting.store(0, Ordering::Relaxed);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pitfall_000_7_room_that_has_come_free_meanwhile_evicts_nobody() {
+        let overflow = [Overflow::DropOldest; 4];
+        let limits = Limits { capacity: 2, reserve: 0, lane: None, lanes: None, overflow, sampling: 0 };
+        let dispatcher = Dispatcher::new("d".to_owned(), limits, None, 1, 0);
+        let clock = Clock::real();
+        let item = |body: u8| Item { fingerprint: 1, accepted_at: 0, message: (1_u8, body).into() };
+        // A submitter that found the dispatcher full comes here. It must not believe what it saw without the lanes lock.
+        let offer = |body| dispatcher.offer_looking(item(body), 0, None, &clock);
+        for body in [1, 2] {
+            assert!(matches!(offer(body), Offer::Accepted { evicted: None, .. }), "there was room");
+        }
+        let Offer::Accepted { evicted: Some(evicted), .. } = offer(3) else {
+            panic!("full, and the oldest goes")
+        };
+        assert_eq!(evicted.message.body, 1);
+    }
+}

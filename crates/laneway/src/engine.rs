@@ -135,7 +135,8 @@ pub(crate) struct Shared<K, M> {
     appetite: Appetite,
     /// Whether a lane in flight must know its key, so that it can be placed again.
     pub(crate) needs_keys: bool,
-    pub(crate) closed: AtomicBool,
+    /// Loom's under `--cfg loom`: who has looked at it and who has not is part of the protocol of the end.
+    pub(crate) closed: crate::sync::AtomicBool,
     /// Turns shall end after the message that they are handling.
     pub(crate) give_way: AtomicBool,
     /// Workers that have settled messages and not yet told the mappings. The engine is not quiet before they have.
@@ -203,7 +204,7 @@ impl<K, M> Shared<K, M> {
             mappings,
             engine_bound,
             appetite: Appetite::new(),
-            closed: AtomicBool::new(false),
+            closed: crate::sync::AtomicBool::new(false),
             give_way: AtomicBool::new(false),
             unmapping: AtomicUsize::new(0),
             quiet: Arc::new(Room::new()),
@@ -452,9 +453,11 @@ impl<K: Hash, M> Shared<K, M> {
         // The look after the entry: what was released before it would not be announced.
         match self.attempt(arrival) {
             Attempt::Ended(result) => Err(result),
-            Attempt::Full(arrival, _, _) => {
+            Attempt::Full(arrival, bound_now, dispatcher_now) => {
                 let cancelled = matches!(patience, Patience::Cancellable(cancel) if cancel.is_cancelled());
-                if !cancelled {
+                // If it is another bound that is full now, or that of another dispatcher, this is the wrong room to wait in.
+                let here = bound_now == bound && std::ptr::eq(&*dispatcher_now, dispatcher);
+                if here && !cancelled {
                     let began = Instant::now();
                     entered.wait(limit);
                     self.appetite.learn(began.elapsed(), dispatcher.limits.capacity / 8);
@@ -597,12 +600,15 @@ impl<K: Hash, M> Shared<K, M> {
             let entered = room.enter(self.mark(bound, &dispatcher));
             let announced = entered.wait_async(context.waker());
             // The look after the entry, as above.
-            match self.attempt(full) {
+            let here = match self.attempt(full) {
                 Attempt::Ended(result) => return Poll::Ready(result),
-                Attempt::Full(full, ..) => *arrival = Some(full),
-            }
+                Attempt::Full(full, bound_now, dispatcher_now) => {
+                    *arrival = Some(full);
+                    bound_now == bound && Arc::ptr_eq(&dispatcher_now, &dispatcher)
+                }
+            };
             state.place = Some(entered);
-            if !announced {
+            if here && !announced {
                 return Poll::Pending;
             }
         }

@@ -342,3 +342,30 @@ impl LockedMappings<'_> {
         shard.mappings.get(&fingerprint).map(|mapping| mapping.dispatcher)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EARLIER: u64 = 1;
+    const LATER: u64 = 2;
+
+    fn place(mappings: &Mappings, fingerprint: u64, kind: Kind, now: u64) {
+        let placing = mappings.place(fingerprint, kind, 0, now, || Some(0), |_| ());
+        assert!(matches!(placing, Placing::At(0, Some(_))));
+        mappings.release(fingerprint, 1, |_| ());
+    }
+
+    #[test]
+    fn pitfall_000_2_what_is_left_of_an_earlier_flow_does_not_concern_the_next_of_its_key() {
+        let mappings = Mappings::new(Some(Flows { time_to_live: Duration::from_secs(1), max: 1 }));
+        // Both keys are in one shard. The first has had a flow before, and its note is the oldest there.
+        place(&mappings, LATER, Kind::Start, 0);
+        place(&mappings, LATER, Kind::Finish, 1);
+        place(&mappings, EARLIER, Kind::Start, 2);
+        place(&mappings, LATER, Kind::Start, 3);
+        assert_eq!(mappings.expire_all(4, |_| ()), 1, "one too many");
+        assert_eq!(mappings.find(EARLIER), None, "the one that has been idle longest went");
+        assert_eq!(mappings.find(LATER), Some(0), "and not the new flow of a key that had one before");
+    }
+}

@@ -7,13 +7,13 @@
 #[cfg(loom)]
 pub(crate) use loom::sync::{
     Condvar, Mutex, MutexGuard,
-    atomic::{AtomicU64, AtomicUsize},
+    atomic::{AtomicBool, AtomicU64, AtomicUsize},
 };
 #[cfg(not(loom))]
 pub(crate) use std::{
     sync::{
         Condvar, Mutex, MutexGuard,
-        atomic::{AtomicU64, AtomicUsize},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize},
     },
     thread::{Thread, current, park},
 };

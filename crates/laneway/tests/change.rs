@@ -639,6 +639,47 @@ fn a_worker_that_is_added_helps_beside_a_stuck_handler_that_followed_fast_ones()
 }
 
 #[test]
+fn a_worker_that_takes_over_waits_for_what_the_other_still_has_in_its_hands() {
+    let gate = Gate::closed();
+    let (gate_too, witness) = (gate.clone(), Witness::new());
+    let witness_too = witness.clone();
+    let engine = Engine::builder()
+        .topology(Topology::pool(1))
+        .shutdown_grace(Duration::from_secs(1))
+        .handle(move |context, number: &mut u64| {
+            let attempt = witness_too.enter(context.key(), *number);
+            if *context.key() == 1_000 {
+                gate_too.pass();
+            }
+            attempt.done();
+        })
+        .build()
+        .unwrap();
+    let _opens = OpensAtLast(gate.clone());
+    let quickly = |keys: std::ops::Range<u64>| {
+        send(&engine, (0..100).flat_map(move |number| keys.clone().map(move |key| (key, number))));
+    };
+    quickly(0..10);
+    assert!(engine.wait_quiet(DEADLINE));
+    // One batch, so that a worker that has become quick takes all of it at once, and is stuck at the first.
+    let report = engine.submit_batch([(1_000, 0)].into_iter().chain((0..10).map(|key| (key, 100))));
+    assert_eq!(report.accepted, 11);
+    gate.wait_arrived(1);
+    engine.add_worker("successor", &["pool-0"]).unwrap();
+    engine.remove_worker("pool-0/0").unwrap();
+    // The successor gets quick as well. Now it is the only one, as far as the topology knows.
+    quickly(20..30);
+    witness::eventually("the successor works", || witness.total() >= 2_000);
+    send(&engine, (0..10).map(|key| (key, 101)));
+    send(&engine, [(2_000, 0)]);
+    witness::eventually("and goes on", || witness.done(&2_000) == 1);
+    gate.open();
+    assert!(engine.wait_quiet(DEADLINE));
+    let others = (20..30).map(|key| (key, 100)).chain([(1_000, 1), (2_000, 1)]);
+    witness.verify((0..10).map(|key| (key, 102)).chain(others));
+}
+
+#[test]
 fn what_cannot_be_changed_is_said_in_words() {
     let engine = Engine::<u64, u64>::builder()
         .topology(Topology::partitioned(2, 1))

@@ -335,16 +335,34 @@ fn nothing_is_lost_between_submit_and_shutdown() {
     });
 }
 
-/// Placement by load: the mapping of a key goes when its last message is settled, against the submission of the next, which may be
-/// placed elsewhere (pitfalls 000.1 and 000.2).
+/// Starts the workers of the first two seats. The second turn that they take waits for whoever attends for `B`.
+fn hire_two_that_wait(
+    model: &Model,
+    witness: &Arc<Witness>,
+    meeting: &Arc<Meeting>,
+) -> [thread::JoinHandle<()>; 2] {
+    let turns = Arc::new(AtomicUsize::new(0));
+    [0, 1].map(|seat| {
+        let (meeting, turns) = (meeting.clone(), turns.clone());
+        hire(model, seat, witness, move |_| {
+            if turns.fetch_add(1, SeqCst) == 1 {
+                meeting.attend(A);
+            }
+        })
+    })
+}
+
+/// Placement by load: the mapping of a key stays until its last message is settled, or the next one would be placed elsewhere and
+/// run beside that (pitfalls 000.1 and 000.2).
 #[test]
 fn a_key_is_never_on_two_dispatchers() {
     check(|| {
-        let witness = Witness::new();
+        let (witness, meeting) = (Witness::new(), Meeting::new());
         let model = Model::new(engine(&witness, Topology::per_worker(2)));
         (1..=2).for_each(|body| accept(&model, (A, body)));
-        let workers = [0, 1].map(|seat| hire(&model, seat, &witness, |_| ()));
+        let workers = hire_two_that_wait(&model, &witness, &meeting);
         accept(&model, (A, 3));
+        meeting.attend(B);
         drain(&model, workers);
         assert_eq!(witness.handled_of(A), [1, 2, 3]);
     });
@@ -354,12 +372,13 @@ fn a_key_is_never_on_two_dispatchers() {
 #[test]
 fn a_late_event_stays_behind_its_finish() {
     check(|| {
-        let witness = Witness::new();
+        let (witness, meeting) = (Witness::new(), Meeting::new());
         let model = Model::new(engine(&witness, Topology::per_worker(2)).flows(Flows::default()));
         accept(&model, Message::finish(A, 1));
         accept(&model, Message::new(A, 2));
-        let workers = [0, 1].map(|seat| hire(&model, seat, &witness, |_| ()));
+        let workers = hire_two_that_wait(&model, &witness, &meeting);
         accept(&model, Message::new(A, 3));
+        meeting.attend(B);
         drain(&model, workers);
         assert_eq!(witness.handled_of(A), [1, 2, 3]);
         let snapshot = model.handle.snapshot();
@@ -436,6 +455,28 @@ fn nobody_submits_by_an_old_topology() {
             thread::spawn(move || (1..=2).for_each(|body| accept(&model, (B, body))))
         };
         model.handle.add_dispatcher("y", &["w0"]).unwrap();
+        submitter.join().unwrap();
+        drain(&model, [worker]);
+        assert_eq!(witness.handled_of(B), [1, 2]);
+    });
+}
+
+/// A submitter that finds its dispatcher full waits there. When that goes, its next attempt may find another one full: then it has to wait at that one, and not
+/// where nothing will ever be announced again.
+#[test]
+fn a_blocked_submitter_waits_where_its_message_would_go_now() {
+    check(|| {
+        let witness = Witness::new();
+        let topology = Topology::builder().dispatcher("x").dispatcher("y").worker("w0", ["x", "y"]).build();
+        let model = Model::new(engine(&witness, topology.placed(ByNumber)).worker_queue_capacity(1));
+        accept(&model, (A, 1));
+        accept(&model, (B, 1));
+        let submitter = {
+            let model = model.clone();
+            thread::spawn(move || accept(&model, (B, 2)))
+        };
+        model.handle.remove_dispatcher("y").unwrap();
+        let worker = hire(&model, 0, &witness, |_| ());
         submitter.join().unwrap();
         drain(&model, [worker]);
         assert_eq!(witness.handled_of(B), [1, 2]);

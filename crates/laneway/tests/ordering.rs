@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use laneway::{Engine, Handle, Message, Priority, Topology, WaitStrategy};
+use laneway::{Batch, Engine, Handle, Message, Outcome, Priority, Topology, WaitStrategy};
 use witness::{DEADLINE, Gate, Log, OpensAtLast, Witness, send};
 
 /// Keys whose dispatcher is the first part of their number's parity, for the topology that places by name.
@@ -265,6 +265,33 @@ fn parking_a_lane_does_not_cost_it_its_urgency() {
 }
 
 #[test]
+fn a_turn_that_is_cut_short_does_not_cost_its_lane_the_urgency() {
+    let log = Log::new();
+    let log_too = log.clone();
+    let engine = Engine::builder()
+        .topology(Topology::pool(1))
+        .batch_max(4)
+        .handle_batch(move |context, batch: &mut laneway::Batch<'_, u64, u64>| {
+            log_too.push((*context.key(), batch.len()));
+            let first = *context.key() == 0 && context.attempt() == 1 && log_too.len() == 1;
+            if first { Outcome::RetryAfter(Duration::from_secs(3_600)) } else { Outcome::Done }
+        })
+        .build()
+        .unwrap();
+    assert!(engine.pause("pool-0"));
+    send(&engine, [(0, 0), (0, 1)]);
+    engine.submit(Message::new(0, 2).priority(Priority::Urgent)).unwrap();
+    assert!(engine.unpause("pool-0"));
+    log.wait_len(1);
+    witness::eventually("it is put back", || engine.snapshot().dispatchers[0].deferred_lanes == 1);
+    assert!(engine.pause("pool-0"));
+    engine.submit(Message::new(1, 0).priority(Priority::High)).unwrap();
+    assert!(engine.resume(&0));
+    assert!(engine.unpause("pool-0"));
+    assert_eq!(log.wait_len(3), [(0, 3), (0, 3), (1, 1)], "the urgent one is still in the first lane");
+}
+
+#[test]
 fn the_lowest_tier_is_not_starved() {
     let (engine, log) = paused(1);
     engine.submit(Message::new(0, 0).priority(Priority::Low)).unwrap();
@@ -330,6 +357,63 @@ fn a_hot_lane_that_runs_lets_those_in_that_came_meanwhile() {
     let last_other = order.iter().rposition(|(key, _)| *key != 0).unwrap();
     let hot_before = order[..last_other].iter().filter(|(key, _)| *key == 0).count();
     assert!(hot_before <= 4, "{hot_before} hot messages went before the last of the others: {order:?}");
+}
+
+#[test]
+fn a_hot_lane_with_more_waiting_lets_those_in_that_came_meanwhile() {
+    let (gate, log) = (Gate::closed(), Log::new());
+    let (gate_too, log_too) = (gate.clone(), log.clone());
+    let engine = Engine::builder()
+        .topology(Topology::pool(1))
+        .batch_max(4)
+        .handle(move |context, number: &mut u64| {
+            log_too.push((*context.key(), *number));
+            if (*context.key(), *number) == (0, 0) {
+                gate_too.pass();
+            }
+        })
+        .build()
+        .unwrap();
+    let _opens = OpensAtLast(gate.clone());
+    // Everything that is there when a paused dispatcher goes on is in its lane; what comes later is in ingress.
+    assert!(engine.pause("pool-0"));
+    send(&engine, (0..100).map(|number| (0, number)));
+    assert!(engine.unpause("pool-0"));
+    gate.wait_arrived(1);
+    send(&engine, (1..=10).map(|key| (key, 0)));
+    gate.open();
+    let order = log.wait_len(110);
+    let last_other = order.iter().rposition(|(key, _)| *key != 0).unwrap();
+    let hot_before = order[..last_other].iter().filter(|(key, _)| *key == 0).count();
+    assert!(hot_before <= 4, "{hot_before} hot messages went before the last of the others: {order:?}");
+}
+
+#[test]
+fn a_key_behind_a_long_queue_of_another_finds_a_worker_that_sleeps() {
+    let gate = Gate::closed();
+    let (gate_too, witness) = (gate.clone(), Witness::new());
+    let witness_too = witness.clone();
+    let engine = Engine::builder()
+        .topology(Topology::pool(2))
+        .handle(move |context, number: &mut u64| {
+            if (*context.key(), *number) == (0, 0) {
+                gate_too.pass();
+            }
+            witness_too.see(context.key(), *number);
+        })
+        .build()
+        .unwrap();
+    let _opens = OpensAtLast(gate.clone());
+    let asleep = || engine.snapshot().workers.iter().all(|worker| worker.parks == worker.wake_ups + 1);
+    witness::eventually("both sleep", asleep);
+    // More than a worker admits at once, so that the other key is not yet in its lane when the first is taken; and one batch, which wakes one worker.
+    let report = engine.submit_batch((0..1_000).map(|number| (0, number)).chain([(1, 0)]));
+    assert_eq!(report.accepted, 1_001);
+    gate.wait_arrived(1);
+    witness::eventually("the other key runs beside the one that is stuck", || witness.done(&1) == 1);
+    gate.open();
+    assert!(engine.wait_quiet(DEADLINE));
+    witness.verify([(0, 1_000), (1, 1)]);
 }
 
 /// Blocks one handler; then everybody else's messages must be handled while it is blocked.

@@ -397,6 +397,32 @@ fn drop_oldest_never_takes_what_has_been_started() {
 }
 
 #[test]
+fn drop_oldest_can_take_whatever_has_not_started_also_from_a_batch() {
+    let gate = Gate::closed();
+    let (gate_too, dropped) = (gate.clone(), Log::new());
+    let dropped_too = dropped.clone();
+    let engine = Engine::builder()
+        .topology(Topology::pool(1))
+        .worker_queue_capacity(3)
+        .batch_max(3)
+        .overflow(OLDEST)
+        .on_drop(move |message: Message<u64, u64>, _| dropped_too.push(message.body))
+        .handle_batch(move |_, _: &mut laneway::Batch<'_, u64, u64>| gate_too.pass())
+        .build()
+        .unwrap();
+    let _opens = OpensAtLast(gate.clone());
+    assert!(engine.pause(NAME));
+    send(&engine, [(1, 0), (1, 1), (1, 2)]);
+    assert!(engine.unpause(NAME));
+    gate.wait_arrived(1);
+    send(&engine, [(1, 3)]);
+    assert_eq!(dropped.entries(), [1], "0 is in flight, and nothing was taken with it");
+    gate.open();
+    assert!(engine.wait_quiet(DEADLINE));
+    assert_eq!(engine.snapshot().account.done, 3);
+}
+
+#[test]
 fn drop_oldest_drops_nothing_while_there_is_room_under_load() {
     // Evict-then-insert that is not atomic loses messages although a worker has made room meanwhile (pitfall 000.7). Seen from outside: the
     // engine never holds less than its bound when it drops, so every drop is matched by an acceptance at the full bound.

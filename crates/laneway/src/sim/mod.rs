@@ -4,7 +4,8 @@
 //! producer, an operation whose time has come), by a seeded choice, and lets it do one thing: submit a message, look for a turn, run it, settle
 //! it, lie down. When nobody can move, time jumps to the next thing that is due. After each step everything that must be true
 //! is checked: the account of each dispatcher, its bounds, the structure of its lanes, that no key is in two hands, and that nobody sleeps beside
-//! work. What is wrong comes back as a [`Violation`], with the seed that shows it again.
+//! work. (All lanes are counted for that; with very many of them, look [less often](Sim::audit_every).) What is wrong comes back as a [`Violation`], with the
+//! seed that shows it again.
 //!
 //! It is how the engine itself is tested (`tests/simulation.rs`), and it is for testing your handlers: give it your
 //! builder, faults, and a seed.
@@ -173,6 +174,8 @@ pub struct Sim<K, M> {
     operations: VecDeque<(u64, Operation<K, M>)>,
     service: Service<K, M>,
     faults: Faults,
+    /// How many steps there are between two audits.
+    audit_every: u64,
     /// Which keys are in whose hands.
     in_flight: HashMap<u64, usize>,
     refused: Vec<Message<K, M>>,
@@ -227,6 +230,7 @@ where
             operations: VecDeque::new(),
             service: Box::new(|_, _, _| Duration::ZERO),
             faults: Faults::none(),
+            audit_every: 1,
             in_flight: HashMap::new(),
             refused: Vec::new(),
         };
@@ -237,6 +241,14 @@ where
     /// What goes wrong by itself. Default: nothing.
     pub fn faults(&mut self, faults: Faults) {
         self.faults = faults;
+    }
+
+    /// Checks what must be true after every so many steps, and at the end of a run in any case. Default: after each (and 0 says the same).
+    ///
+    /// A check looks at every lane, so with ten thousand of them it takes a thousand times as long as the step before it. What is wrong is then found up to this
+    /// many steps late; run the seed again with 1 to see where it began. That no key is in two hands is checked whenever one is claimed, whatever is said here.
+    pub fn audit_every(&mut self, steps: u64) {
+        self.audit_every = steps.max(1);
     }
 
     /// How long a message takes in the hands of a sync handler. Default: no time.
@@ -302,13 +314,17 @@ where
                 return Err(self.violation("a worker does not leave".to_owned()));
             }
         }
+        self.audit()?;
         Ok(self.shared().give_back())
     }
 
     /// Lets one thing happen. False if nothing can, now or later.
     pub fn step(&mut self) -> Result<bool, Violation> {
         self.seat_workers();
-        let Some(mover) = self.choose() else { return Ok(false) };
+        let Some(mover) = self.choose() else {
+            self.audit()?;
+            return Ok(false);
+        };
         self.steps += 1;
         match mover {
             Mover::Actor(actor) => self.act(actor)?,
@@ -319,7 +335,9 @@ where
                 }
             }
         }
-        self.audit()?;
+        if self.steps.is_multiple_of(self.audit_every) {
+            self.audit()?;
+        }
         Ok(true)
     }
 

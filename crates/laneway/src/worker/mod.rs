@@ -610,3 +610,35 @@ impl<K, M> Drop for Worker<K, M> {
         self.shared.quiet.made_last();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use foldhash::{SharedSeed, quality::SeedableRandomState};
+
+    use super::*;
+    use crate::{Engine, Topology, builder::Spawn, clock::Clock};
+
+    #[test]
+    fn pitfall_001_4_a_dispatcher_that_could_be_looked_at_ends_the_backoff() {
+        let topology = Topology::builder().dispatcher("a").dispatcher("b").worker("w", ["a", "b"]).build();
+        let builder = Engine::<u8, u8>::builder().topology(topology);
+        let hasher = SeedableRandomState::with_seed(1, SharedSeed::global_fixed());
+        let shared = builder.assemble(Clock::real(), Spawn::Simulated, hasher);
+        let layout = shared.layout.load_full();
+        let sleeper = Sleeper::simulated(0, Arc::new(AtomicBool::new(false)));
+        let mut worker = Worker::new(shared.clone(), layout.seats[0].clone(), sleeper, false);
+        let [a, b] = &layout.dispatchers[..] else { panic!("two dispatchers") };
+        let (a, b) = (a.lock_for_change(), b.lock_for_change());
+        worker.failures = 20;
+        assert_eq!(worker.look(), Look::Contended);
+        assert_eq!(worker.failures, 20, "a full failed cycle: the caller counts it");
+        drop(a);
+        assert_eq!(worker.look(), Look::Contended);
+        assert_eq!(worker.failures, 0, "one of them was empty, but not taken");
+        drop(b);
+        assert_eq!(worker.look(), Look::Nothing);
+        worker.failures = 20;
+        shared.submit((1, 1).into(), crate::engine::Patience::None).unwrap();
+        assert_eq!((worker.look(), worker.failures), (Look::Turn, 0));
+    }
+}
