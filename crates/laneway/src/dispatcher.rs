@@ -27,7 +27,7 @@ use crate::{
     message::{Item, Kind, Priority},
     stats::{Account, Counted, DispatcherStats, Tally},
     sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Padded, lock, try_lock},
-    worker::Sleeper,
+    worker::{Backoff, Sleeper},
 };
 
 /// How many messages a worker admits before it takes the next lane. Few enough that they are still in the cache when their turn
@@ -43,6 +43,8 @@ pub(crate) struct Limits {
     pub(crate) lane: Option<usize>,
     pub(crate) lanes: Option<usize>,
     pub(crate) overflow: [Overflow; 4],
+    /// How workers back off from it, if not as the engine's setting says.
+    pub(crate) backoff: Option<Backoff>,
     /// One message in this many is timed; 0 for none.
     pub(crate) sampling: u64,
 }

@@ -525,6 +525,15 @@ where
         self.shared.quiet.made_last();
     }
 
+    /// How long it sleeps after so many failed cycles: the shortest time of any of its dispatchers.
+    pub(crate) fn backoff_after(&self, failures: u32) -> Duration {
+        let engine = &self.shared.settings.backoff;
+        let of = |dispatcher: &Arc<Dispatcher<K, M>>| {
+            dispatcher.limits.backoff.as_ref().unwrap_or(engine).sleep_after(failures)
+        };
+        self.row.iter().map(of).min().unwrap_or(engine.max)
+    }
+
     /// Whether a look would probably find something.
     pub(crate) fn looks_busy(&self) -> bool {
         self.row.iter().any(|dispatcher| dispatcher.looks_busy())
@@ -577,5 +586,57 @@ impl<K, M> Drop for Worker<K, M> {
         }
         self.seat.gone.store(true, Ordering::Release);
         self.shared.quiet.made_last();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use foldhash::quality::SeedableRandomState;
+
+    use super::*;
+    use crate::{Engine, Topology, builder::Spawn, clock::Clock};
+
+    /// A worker that serves "a" and "b", of which "b" has a backoff of its own, and nobody else.
+    fn worker() -> Worker<u8, u8> {
+        let base = Duration::from_micros(3);
+        let own = Backoff { base, ..Backoff::default() };
+        let topology = Topology::assigned([["a", "b"]], |_: &u8| "a").backoff_of("b", own);
+        let builder = Engine::builder().topology(topology).handle(|_, _: &mut u8| ());
+        let shared = builder.assemble(Clock::real(), Spawn::Simulated, SeedableRandomState::random());
+        let seat = shared.layout.load().seats[0].clone();
+        let mut worker =
+            Worker::new(shared, seat, Sleeper::simulated(0, Arc::new(AtomicBool::new(false))), false);
+        worker.refresh();
+        worker
+    }
+
+    #[test]
+    fn the_backoff_is_the_shortest_of_its_dispatchers() {
+        let worker = worker();
+        assert_eq!(worker.backoff_after(1), Duration::from_micros(3));
+        assert_eq!(worker.backoff_after(1_000), Duration::from_millis(10));
+    }
+
+    /// Pitfall 001.4: only a full failed cycle is a failure, and a lock that was had, work or not, forgives all of them.
+    #[test]
+    fn pitfall_001_4_a_lock_that_was_had_resets_the_backoff_and_half_a_cycle_is_no_failure() {
+        let mut worker = worker();
+        let row = worker.row.clone();
+        let (a, b) = (row[0].lock_for_change(), row[1].lock_for_change());
+        for failures in 1..=20 {
+            assert_eq!(worker.look(), Look::Contended);
+            thread::back_off(&mut worker);
+            assert_eq!(worker.failures, failures);
+        }
+        let sleeps = worker.seat.counters.read("").backoff_sleeps;
+        assert!(sleeps > 0, "a worker that fails again and again sleeps");
+        drop(a);
+        assert_eq!(worker.look(), Look::Contended, "one of two was taken: it looks again");
+        assert_eq!(worker.failures, 0, "the lock of the other was had");
+        drop(b);
+        assert_eq!(worker.look(), Look::Nothing);
+        let stats = worker.seat.counters.read("");
+        assert_eq!((stats.polls, stats.lock_attempts, stats.lock_failures), (22, 44, 41));
+        assert_eq!(stats.backoff_sleeps, sleeps);
     }
 }
