@@ -125,6 +125,8 @@ pub(crate) struct Dispatcher<K, M> {
     moved_in: AtomicUsize,
     /// Mappings that point here; for least-loaded placement.
     pub(crate) mappings: AtomicUsize,
+    /// Looks that found somebody else at it. Written by those who failed, so it costs nobody who works.
+    lock_failures: std::sync::atomic::AtomicU64,
 }
 
 /// What a worker found.
@@ -195,6 +197,7 @@ impl<K, M> Dispatcher<K, M> {
             room: Arc::new(Room::new()),
             moved_in: AtomicUsize::new(0),
             mappings: AtomicUsize::new(0),
+            lock_failures: std::sync::atomic::AtomicU64::new(0),
         }
     }
 
@@ -447,7 +450,11 @@ impl<K, M> Dispatcher<K, M> {
 
     /// Looks for a lane, unless somebody else has the lock.
     pub(crate) fn claim(&self, wants: &Wants<K>, hand: &mut Hand<K, M>, clock: &Clock) -> Found {
-        let Some(mut inner) = try_lock(&self.inner) else { return Found::Taken };
+        let Some(mut inner) = try_lock(&self.inner) else {
+            self.lock_failures.fetch_add(1, Ordering::Relaxed);
+            return Found::Taken;
+        };
+        inner.counted.looks += 1;
         let mut wakes = Wakes::default();
         let found = self.claim_locked(&mut inner, wants, hand, clock, &mut wakes);
         drop(inner);
@@ -643,6 +650,7 @@ impl<K, M> Dispatcher<K, M> {
             return Asleep::Not;
         }
         ingress.sleepers.push(sleeper.clone());
+        inner.counted.parks += 1;
         inner.sleepers_hint = ingress.sleepers.len();
         let mut until = None;
         if let Some(due) = due
@@ -668,12 +676,13 @@ impl<K, M> Dispatcher<K, M> {
 
     /// Takes a worker off the list when it is up again. True if it leaves something to be seen to: it kept the time here, or somebody
     /// had taken it off the list to wake it for work here.
-    pub(crate) fn rise(&self, sleeper: &Sleeper) -> bool {
+    pub(crate) fn rise(&self, sleeper: &Sleeper, lay_here: bool) -> bool {
         let mut inner = lock(&self.inner);
         let kept_time = inner.timekeeper.as_ref().is_some_and(|(keeper, _)| keeper.is(sleeper));
         if kept_time {
             inner.timekeeper = None;
         }
+        inner.counted.wake_ups += u64::from(lay_here);
         let mut ingress = self.ingress();
         let place = ingress.sleepers.iter().rposition(|other| other.is(sleeper));
         if let Some(place) = place {
@@ -788,6 +797,7 @@ impl<K, M> Dispatcher<K, M> {
         drops.add(&ingress.drops);
         let ingress_depth = ingress.buffer.len() + inner.inbox.len();
         let settled = counted.done + counted.failed + drops.total();
+        let lock_failures = self.lock_failures.load(Ordering::Relaxed);
         DispatcherStats {
             name: self.name.clone(),
             account: Account {
@@ -810,6 +820,10 @@ impl<K, M> Dispatcher<K, M> {
             turns: counted.turns,
             retries: counted.retries,
             panics: counted.panics,
+            lock_attempts: counted.looks + lock_failures,
+            lock_failures,
+            parks: counted.parks,
+            wake_ups: counted.wake_ups,
             enqueued_due_to_busy: lanes.enqueued_due_to_busy,
             max_pending_depth: lanes.max_pending_depth,
             drops,

@@ -513,7 +513,7 @@ where
 
     fn get_up_from(&mut self, places: usize) {
         for place in 0..places {
-            if self.row[place].rise(&self.sleeper) {
+            if self.row[place].rise(&self.sleeper, true) {
                 self.owed.push(place);
             }
         }
@@ -581,7 +581,7 @@ impl<K, M> Drop for Worker<K, M> {
             self.settle_hand(place, None);
         }
         for dispatcher in &self.row {
-            dispatcher.rise(&self.sleeper);
+            dispatcher.rise(&self.sleeper, false);
             dispatcher.pass_on();
         }
         self.seat.gone.store(true, Ordering::Release);
