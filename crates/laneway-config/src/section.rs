@@ -201,6 +201,11 @@ impl<'a> Section<'a> {
         items.iter().enumerate().map(read_one).collect()
     }
 
+    /// How much has been noted here so far: lets a program keep quiet about what follows from a mistake that was told already.
+    pub fn problem_count(&self) -> usize {
+        self.problems.len()
+    }
+
     /// Notes that a value is wrong for a reason of the program's own. `what` says what would be right.
     pub fn problem(&mut self, key: &str, what: impl Into<String>) {
         let node = self.ask(key);
