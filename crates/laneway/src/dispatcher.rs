@@ -462,7 +462,8 @@ impl<K, M> Dispatcher<K, M> {
         found
     }
 
-    /// Settles all turns of a hand and, if asked to, fills it again under the same lock. Lanes that have to move on are given back.
+    /// Settles all turns of a hand and, if asked to, fills it again under the same lock. Lanes that have to move on are given
+    /// back, and whether it had to wait for the lock.
     pub(crate) fn settle(
         &self,
         hand: &mut Hand<K, M>,
@@ -470,9 +471,9 @@ impl<K, M> Dispatcher<K, M> {
         next: Option<&Wants<K>>,
         bound: &EngineBound,
         clock: &Clock,
-    ) -> (Vec<Parcel<K, M>>, Found) {
+    ) -> (Vec<Parcel<K, M>>, Found, bool) {
         let mut wakes = Wakes::default();
-        let mut inner = lock(&self.inner);
+        let (mut inner, waited) = self.lock_to_settle();
         let streams = next.is_some_and(|wants| wants.stream);
         let (parcels, earlier_timer) = self.settle_locked(&mut inner, hand, streams, clock);
         inner.counted.add(tally);
@@ -503,7 +504,20 @@ impl<K, M> Dispatcher<K, M> {
             _ if next.is_none_or(|wants| wants.holder.is_some()) => self.room.made_last(),
             _ => self.room.made(released),
         }
-        (parcels, found)
+        (parcels, found, waited)
+    }
+
+    /// Takes the lanes lock for a worker that has to have it; says whether it had to wait. Counts as a look does.
+    fn lock_to_settle(&self) -> (MutexGuard<'_, Inner<K, M>>, bool) {
+        // For loom a failed attempt is one more turning that leads to the same place.
+        let free = if cfg!(loom) { None } else { try_lock(&self.inner) };
+        let waited = free.is_none();
+        let mut inner = free.unwrap_or_else(|| lock(&self.inner));
+        if waited {
+            self.lock_failures.fetch_add(1, Ordering::Relaxed);
+        }
+        inner.counted.looks += u64::from(!waited);
+        (inner, waited)
     }
 
     fn settle_locked(

@@ -252,9 +252,9 @@ pub struct WorkerStats {
     pub handled: u64,
     /// Turns that it has run.
     pub turns: u64,
-    /// Times that it has looked for work.
+    /// Times that it has looked for work, after a turn or between two sleeps.
     pub polls: u64,
-    /// Times that it has tried to take a dispatcher.
+    /// Times that it has tried to take a dispatcher, to find work or to settle it.
     pub lock_attempts: u64,
     /// Times that another had it.
     pub lock_failures: u64,

@@ -546,13 +546,18 @@ impl<K, M> Worker<K, M> {
         // Before the lanes know: who finds the engine quiet afterwards finds this counted, too.
         WorkerCounters::add(&self.seat.counters.handled, self.tally.started);
         WorkerCounters::add(&self.seat.counters.turns, self.tally.turns);
+        // To settle is to take the dispatcher, too, and perhaps to look for more.
+        WorkerCounters::add(&self.seat.counters.polls, u64::from(wants.is_some()));
+        WorkerCounters::add(&self.seat.counters.lock_attempts, 1);
         if self.shared.mappings.is_some() {
             self.shared.unmapping.fetch_add(1, Ordering::AcqRel);
             self.released_turns
                 .extend(self.hand.turns().iter().map(|turn| (turn.fingerprint, turn.released)));
         }
         let (bound, clock) = (&self.shared.engine_bound, &self.shared.clock);
-        let (parcels, found) = self.row[place].settle(&mut self.hand, &self.tally, wants, bound, clock);
+        let (parcels, found, waited) =
+            self.row[place].settle(&mut self.hand, &self.tally, wants, bound, clock);
+        WorkerCounters::add(&self.seat.counters.lock_failures, u64::from(waited));
         for (fingerprint, released) in self.released_turns.drain(..) {
             self.shared.unmap(fingerprint, released);
         }
