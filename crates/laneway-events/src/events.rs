@@ -23,7 +23,7 @@ use std::{
     fmt,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{
-        Arc, OnceLock, Weak,
+        Arc, Mutex, OnceLock, PoisonError, Weak,
         atomic::{AtomicU64, Ordering},
         mpsc::{Receiver, channel},
     },
@@ -224,7 +224,8 @@ impl Builder {
         let engine = engine(&config, &shared)?;
         let _ = shared.lanes.set(engine.handle());
         let (alive, scheduler) = channel();
-        let events = Events { handle: Handle { shared }, engine: Some(engine), scheduler };
+        let (engine, scheduler) = (Some(engine), Mutex::new(scheduler));
+        let events = Events { handle: Handle { shared }, engine, scheduler };
         for number in 0..config.scheduler_pool_size {
             let (timer, alive) = (timer.clone(), alive.clone());
             let life = move || {
@@ -286,7 +287,7 @@ pub struct Events {
     /// `None` once it has been shut down.
     engine: Option<Engine<Address, Option<Envelope>>>,
     /// Hangs up when the last thread of the scheduler has ended.
-    scheduler: Receiver<()>,
+    scheduler: Mutex<Receiver<()>>,
 }
 
 impl Events {
@@ -316,7 +317,8 @@ impl Events {
         shared.registry.close();
         shared.timer.close();
         // Nothing is ever sent. A maker of events that does not return would keep us for ever; its thread is left behind.
-        let _ = self.scheduler.recv_timeout(shared.stop_grace);
+        let scheduler = self.scheduler.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let _ = scheduler.recv_timeout(shared.stop_grace);
         let engine = self.engine.take().expect("taken apart once");
         let report = engine.shutdown(drain);
         for cell in shared.registry.take_all() {
