@@ -91,6 +91,18 @@ impl Status {
         lock(&self.progress).end
     }
 
+    /// Waits for the end as long as it takes: in a model there is no time.
+    #[cfg(loom)]
+    pub fn wait_for_the_end(&self) -> ScheduleEnd {
+        let mut progress = lock(&self.progress);
+        loop {
+            if let Some(end) = progress.end {
+                return end;
+            }
+            progress = wait_until(&self.ended, progress, None);
+        }
+    }
+
     /// Waits for the end. `None` if it has not come by then.
     fn wait(&self, deadline: Instant) -> Option<ScheduleEnd> {
         let mut progress = lock(&self.progress);
