@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use laneway_bench::cli::EngineArgs;
+use laneway_bench::events::{self, EventsArgs};
 use laneway_bench::{child, contenders, engine};
 
 /// Benchmarks of Laneway beside its peers.
@@ -21,15 +22,21 @@ struct Program {
 enum Bench {
     /// The engine: order per key, in one process
     Engine(Box<EngineArgs>),
+    /// Event processors on dispatchers, beside other designs of the same
+    Events(EventsArgs),
 }
 
 fn main() -> ExitCode {
     let contenders = contenders::all();
-    if let Some(code) = child::serve(&contenders) {
+    let designs = events::all();
+    if let Some(code) = child::serve(&contenders).or_else(|| events::serve(&designs)) {
         return code;
     }
-    let Bench::Engine(args) = Program::parse().bench;
-    match engine::run(&args, &contenders) {
+    let result = match Program::parse().bench {
+        Bench::Engine(args) => engine::run(&args, &contenders),
+        Bench::Events(args) => events::run(&args, &designs),
+    };
+    match result {
         Ok(_) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error:#}");

@@ -15,7 +15,7 @@ use crate::workload::Workload;
 /// One value: a line of the JSON file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Record {
-    /// Which benchmark; here always `engine`.
+    /// Which benchmark: `engine` or `events`.
     pub bench: &'static str,
     /// The workload's name.
     pub workload: String,
@@ -30,8 +30,10 @@ pub struct Record {
 }
 
 /// Everything that one command measured.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Report {
+    /// Which benchmark it was.
+    pub bench: &'static str,
     /// The workloads, in the order they were asked for.
     pub workloads: Vec<Workload>,
     /// The contenders' names, in the order they were asked for.
@@ -42,6 +44,20 @@ pub struct Report {
     pub notes: Vec<String>,
     /// Runs that broke order, exclusion or counts, or did not end. They have no records.
     pub failures: Vec<String>,
+}
+
+impl Default for Report {
+    /// An empty one, of the engine.
+    fn default() -> Self {
+        Self {
+            bench: "engine",
+            workloads: Vec::new(),
+            contenders: Vec::new(),
+            records: Vec::new(),
+            notes: Vec::new(),
+            failures: Vec::new(),
+        }
+    }
 }
 
 /// The middle of several rounds, and their range.
@@ -85,7 +101,7 @@ impl Report {
     /// Takes in one value.
     pub fn add_value(&mut self, workload: &str, contender: &str, round: u32, metric: String, value: f64) {
         self.records.push(Record {
-            bench: "engine",
+            bench: self.bench,
             workload: workload.into(),
             contender: contender.into(),
             round,

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 use laneway_bench::cli::EngineArgs;
+use laneway_bench::events::{self, EventsArgs};
 use laneway_bench::{child, contenders, engine};
 
 use crate::exit::Failure;
@@ -25,11 +26,14 @@ enum Floor {
     /// The engine: order per key, in one process
     // Boxed because its options are many, and every other verb would pay for them.
     Engine(Box<EngineArgs>),
+    /// Event processors on dispatchers
+    Events(EventsArgs),
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     match &options.floor {
         Floor::Engine(arguments) => engine::run(arguments, &contenders::product()).map(drop)?,
+        Floor::Events(arguments) => events::run(arguments, &events::product()).map(drop)?,
     }
     Ok(())
 }
@@ -37,5 +41,5 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 /// Every measurement is a fresh process of this same binary. Does its work where this process is one, and returns nothing
 /// where it is not; the benchmark speaks to its children in a language of its own, so that this comes before the options.
 pub(crate) fn serve_as_child() -> Option<ExitCode> {
-    child::serve(&contenders::product())
+    child::serve(&contenders::product()).or_else(|| events::serve(&events::product()))
 }
