@@ -16,7 +16,7 @@ use crate::contender::Entry;
 use crate::drive::Outcome;
 use crate::workload::Workload;
 
-/// The hidden first argument of a child.
+/// The hidden first argument of a child of `bench engine`.
 const CHILD: &str = "__child";
 /// What a child may take beyond its workload's cap: making the plan, starting threads, ending them.
 const GRACE: Duration = Duration::from_secs(20);
@@ -32,9 +32,13 @@ struct Spec {
 
 /// Runs a contender on a workload in a fresh process.
 pub fn run(entry: &Entry, workload: &Workload) -> Result<Outcome> {
-    let spec = Spec { contender: entry.name.into(), workload: workload.clone() };
+    start(CHILD, &Spec { contender: entry.name.into(), workload: workload.clone() })
+}
+
+/// Starts this program again, as a child of this kind, and reads what it prints.
+pub(crate) fn start(kind: &str, spec: &impl Serialize) -> Result<Outcome> {
     let output = Command::new(env::current_exe().context("cannot find this program")?)
-        .args([CHILD, &serde_json::to_string(&spec)?])
+        .args([kind, &serde_json::to_string(spec)?])
         .stderr(Stdio::inherit())
         .output()
         .context("cannot start a child process")?;
@@ -46,11 +50,16 @@ pub fn run(entry: &Entry, workload: &Workload) -> Result<Outcome> {
 
 /// Does the work of a child, where this process is one. Otherwise returns at once, with nothing.
 pub fn serve(contenders: &[Entry]) -> Option<ExitCode> {
+    serve_kind(CHILD, |spec| run_here(spec, contenders))
+}
+
+/// The same for children of one kind.
+pub(crate) fn serve_kind(kind: &str, run: impl FnOnce(&str) -> Result<String>) -> Option<ExitCode> {
     let mut arguments = env::args().skip(1);
-    if arguments.next().as_deref() != Some(CHILD) {
+    if arguments.next().as_deref() != Some(kind) {
         return None;
     }
-    let code = match arguments.next().context("no spec").and_then(|spec| run_here(&spec, contenders)) {
+    let code = match arguments.next().context("no spec").and_then(|spec| run(&spec)) {
         Ok(line) => {
             println!("{line}");
             ExitCode::SUCCESS
@@ -70,7 +79,7 @@ fn run_here(spec: &str, contenders: &[Entry]) -> Result<String> {
     Ok(serde_json::to_string(&entry.run(&workload)?)?)
 }
 
-fn start_watchdog(limit: Duration) {
+pub(crate) fn start_watchdog(limit: Duration) {
     thread::spawn(move || {
         thread::sleep(limit);
         eprintln!("not finished after {limit:?}");

@@ -4,10 +4,11 @@
 //! laneway bench engine                       the product alone, in the front door
 //! laneway bench router                       the router, from its queue to a target
 //! laneway-bench engine --workload W1,W3      beside the peers, with the same options
+//! laneway-bench events --targets             the events floor beside other designs of it
 //! ```
 //!
 //! Peers are behind the feature `peers`, so that they never slow a user's build. Both binaries call [`child::serve`]
-//! before anything else, because every run is a fresh process of the same program, and then [`engine::run`].
+//! and [`events::serve`] before anything else, because every run is a fresh process of the same program, and then [`engine::run`] or [`events::run`].
 //!
 //! The way of a run, and the order in which to read: [`cli`] chooses [`workload`]s; [`engine`] starts a [`child`] for each
 //! contender and round; there [`drive`] makes a [`plan`], starts a [`contender`] and lets `pump` carry [`message`]s into it
@@ -18,6 +19,7 @@ pub mod cli;
 pub mod workload;
 
 pub mod engine;
+pub mod events;
 pub mod router;
 
 pub mod child;

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use laneway_bench::cli::EngineArgs;
+use laneway_bench::events::{self, EventsArgs};
 use laneway_bench::router::RouterArgs;
 use laneway_bench::{child, contenders, engine, router};
 
@@ -22,13 +23,16 @@ struct Program {
 enum Bench {
     /// The engine: order per key, in one process
     Engine(Box<EngineArgs>),
+    /// Event processors on dispatchers, beside other designs of the same
+    Events(EventsArgs),
     /// The router: from its queue to a target on loopback
     Router(Box<RouterArgs>),
 }
 
 fn main() -> ExitCode {
     let contenders = contenders::all();
-    if let Some(code) = child::serve(&contenders) {
+    let designs = events::all();
+    if let Some(code) = child::serve(&contenders).or_else(|| events::serve(&designs)) {
         return code;
     }
     if let Some(code) = router::serve() {
@@ -36,6 +40,7 @@ fn main() -> ExitCode {
     }
     let result = match Program::parse().bench {
         Bench::Engine(args) => engine::run(&args, &contenders).map(drop),
+        Bench::Events(args) => events::run(&args, &designs).map(drop),
         Bench::Router(args) => router::run(&args),
     };
     match result {

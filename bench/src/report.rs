@@ -15,7 +15,7 @@ use crate::workload::Workload;
 /// One value: a line of the JSON file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Record {
-    /// Which benchmark.
+    /// Which benchmark: `engine`, `events` or `router`.
     pub bench: &'static str,
     /// The workload's name.
     pub workload: String,
@@ -30,9 +30,9 @@ pub struct Record {
 }
 
 /// Everything that one command measured.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Report {
-    /// Which benchmark; `engine` if it does not say.
+    /// Which benchmark it was.
     pub bench: &'static str,
     /// The workloads, in the order they were asked for.
     pub workloads: Vec<Workload>,
@@ -44,6 +44,20 @@ pub struct Report {
     pub notes: Vec<String>,
     /// Runs that broke order, exclusion or counts, or did not end. They have no records.
     pub failures: Vec<String>,
+}
+
+impl Default for Report {
+    /// An empty one, of the engine.
+    fn default() -> Self {
+        Self {
+            bench: "engine",
+            workloads: Vec::new(),
+            contenders: Vec::new(),
+            records: Vec::new(),
+            notes: Vec::new(),
+            failures: Vec::new(),
+        }
+    }
 }
 
 /// The middle of several rounds, and their range.
@@ -87,7 +101,7 @@ impl Report {
     /// Takes in one value.
     pub fn add_value(&mut self, workload: &str, contender: &str, round: u32, metric: String, value: f64) {
         self.records.push(Record {
-            bench: if self.bench.is_empty() { "engine" } else { self.bench },
+            bench: self.bench,
             workload: workload.into(),
             contender: contender.into(),
             round,

@@ -1,4 +1,4 @@
-//! `cargo xtask examples`: runs every example of the engine and the router to its end.
+//! `cargo xtask examples`: runs every example of the engine and of the floors above it to its end.
 //!
 //! Cargo builds them and says where it put them; each then runs alone, with its output passed through, and must end with
 //! success before its deadline. An example that hangs is stopped and reported like one that fails.
@@ -20,7 +20,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 const GLANCE: Duration = Duration::from_millis(20);
 
 /// The same profile as the tests', so that nothing is compiled for this stage alone.
-const BUILD: &str = "build --profile test --package laneway --package laneway-router --examples --all-features \
+const BUILD: &str = "build --profile test --package laneway --package laneway-events --package laneway-router --examples --all-features \
                      --message-format json-render-diagnostics";
 
 struct Example {

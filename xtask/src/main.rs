@@ -45,7 +45,7 @@ enum Verb {
     Fuzz(fuzz::Options),
     /// Run the benchmark beside the peers: `cargo xtask bench engine --workload W1`
     Bench(bench::Options),
-    /// Run every example of the engine and the router
+    /// Run every example
     Examples,
     /// Check the licences of all dependencies
     Licences,

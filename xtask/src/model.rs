@@ -1,6 +1,6 @@
 //! `cargo xtask model`: runs the loom models, which try every interleaving of the protocols that threads share.
 //!
-//! A model is a file `crates/laneway/tests/loom_*.rs`. The switch `--cfg loom` replaces the engine's locks and atomics by
+//! A model is a file `tests/loom_*.rs` of one of [`PACKAGES`]. The switch `--cfg loom` replaces their locks and atomics by
 //! loom's, so that the whole tree is built differently; it therefore has a target folder of its own.
 
 use std::fs;
@@ -9,6 +9,9 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use crate::process::{cargo, root, run as run_child};
+
+/// The packages that have models.
+const PACKAGES: [&str; 2] = ["laneway", "laneway-events"];
 
 /// The variable in which loom looks for the bound on forced preemptions.
 const PREEMPTIONS: &str = "LOOM_MAX_PREEMPTIONS";
@@ -33,12 +36,17 @@ impl Default for Options {
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let models = models_in(&root().join("crates/laneway/tests"))?;
+    PACKAGES.iter().try_for_each(|package| run_models(package, options))
+}
+
+fn run_models(package: &str, options: &Options) -> Result<()> {
+    let models = models_in(&root().join("crates").join(package).join("tests"))?;
     if models.is_empty() {
-        eprintln!("no models: crates/laneway/tests holds no loom_*.rs");
+        eprintln!("no models: crates/{package}/tests holds no loom_*.rs");
         return Ok(());
     }
-    let mut command = cargo("test --release --package laneway --target-dir target/loom");
+    let mut command = cargo("test --release --target-dir target/loom");
+    command.args(["--package", package]);
     for model in &models {
         command.args(["--test", model]);
     }

@@ -102,12 +102,15 @@ impl Config {
 
     pub(crate) fn origin_of(&self, path: &[String]) -> Option<&str> {
         self.value(path)?;
-        let speaks = |place: &usize| match mention(&self.layers[*place].tree, path) {
-            Mention::Not => false,
-            Mention::Plainly => true,
-            // One that came to nothing left the value as it was below.
-            Mention::Indirectly => {
-                *place == 0 || at(&self.below[*place], path) != at(&self.below[*place - 1], path)
+        let speaks = |place: &usize| {
+            let layer = &self.layers[*place];
+            match (mention(&layer.alone, path), mention(&layer.tree, path)) {
+                (Mention::Plainly, _) => true,
+                // One that came to nothing left the value as it was below.
+                (Mention::Indirectly, _) | (_, Mention::Indirectly) => {
+                    *place == 0 || at(&self.below[*place], path) != at(&self.below[*place - 1], path)
+                }
+                _ => false,
             }
         };
         let place = (0..self.layers.len()).rev().find(speaks)?;

@@ -12,10 +12,21 @@ use crate::{
     problem::{LoadError, LoadProblem},
 };
 
-/// A layer, parsed, with its substitutions still in it.
+/// A layer, parsed.
 pub(crate) struct Layer {
     pub(crate) name: String,
+    /// With its substitutions still in it.
     pub(crate) tree: Tree,
+    /// The same, with what can be resolved from the layer itself and the environment.
+    pub(crate) alone: Tree,
+}
+
+impl Layer {
+    fn new(name: impl Into<String>, tree: Tree) -> Self {
+        let partly = ResolveOptions::defaults().with_allow_unresolved(true);
+        let alone = tree.resolve(partly).unwrap_or_else(|_| tree.clone());
+        Layer { name: name.into(), tree, alone }
+    }
 }
 
 /// Layers of configuration, the lowest first. What is wrong with them is said by [`load`](Layers::load), all of it.
@@ -42,13 +53,13 @@ impl Layers {
         self.parsed(name, text, None)
     }
 
-    /// Puts a part of a text on top, under another path: `mounted("reference.conf", text, "laneway.events", "sss-events.engine")`.
+    /// Puts a part of a text on top, under another path; its substitutions are its own affair: `mounted("reference.conf", text, "laneway.events", "sss-events.engine")`.
     pub fn mounted(mut self, name: &str, text: &str, from: &str, to: &str) -> Self {
         let before = self.layers.len();
         self = self.text(name, text);
         if let Some(layer) = self.layers.get_mut(before) {
-            let part = layer.tree.get(from).cloned().unwrap_or_else(|| HoconValue::Object(IndexMap::new()));
-            layer.tree = under(to, part);
+            let part = layer.alone.get(from).cloned().unwrap_or_else(|| HoconValue::Object(IndexMap::new()));
+            *layer = Layer::new(name, under(to, part));
         }
         self
     }
@@ -119,7 +130,7 @@ impl Layers {
 
     fn parsed(mut self, name: &str, text: &str, base: Option<&Path>) -> Self {
         match parse(name, text, base) {
-            Ok(tree) => self.layers.push(Layer { name: name.to_owned(), tree }),
+            Ok(tree) => self.layers.push(Layer::new(name, tree)),
             Err(problem) => self.problems.push(problem),
         }
         self
@@ -129,9 +140,10 @@ impl Layers {
         let whole = format!("value = {value}");
         let plain = || HoconValue::Scalar(hocon::ScalarValue::string(value.to_owned()));
         let parsed = guard::check(value).ok().and_then(|_| parse(&name, &whole, None).ok());
-        let one = parsed.filter(|tree| tree.keys() == ["value"] && tree.is_resolved());
+        let resolved = parsed.and_then(|tree| tree.resolve(ResolveOptions::defaults()).ok());
+        let one = resolved.filter(|tree| tree.keys() == ["value"]);
         let value = one.and_then(|tree| tree.get("value").cloned()).unwrap_or_else(plain);
-        self.layers.push(Layer { name, tree: under(path, value) });
+        self.layers.push(Layer::new(name, under(path, value)));
         self
     }
 }

@@ -30,6 +30,8 @@ pub struct Section<'a> {
     fields: Option<&'a IndexMap<String, HoconValue>>,
     /// The whole document has no value of its own.
     is_document: bool,
+    /// What stands here is no section, which has been noted: what it lacks is not worth another complaint.
+    misshapen: bool,
     asked: Vec<String>,
     problems: Vec<ReadProblem>,
 }
@@ -62,12 +64,14 @@ impl<'a> Section<'a> {
             in_list: false,
             fields,
             is_document,
+            misshapen: false,
             asked: Vec::new(),
             problems,
         };
         if let Some(node) = node.filter(|node| !node.is_object() && !node.is_null()) {
             let (path, known_path) = (section.path.clone(), section.known_path.clone());
             section.note_at(path, &known_path, Some(node), "must be a section in braces".to_owned());
+            section.misshapen = true;
         }
         section
     }
@@ -201,6 +205,11 @@ impl<'a> Section<'a> {
         items.iter().enumerate().map(read_one).collect()
     }
 
+    /// How much has been noted here so far: lets a program keep quiet about what follows from a mistake that was told already.
+    pub fn problem_count(&self) -> usize {
+        self.problems.len()
+    }
+
     /// Notes that a value is wrong for a reason of the program's own. `what` says what would be right.
     pub fn problem(&mut self, key: &str, what: impl Into<String>) {
         let node = self.ask(key);
@@ -243,6 +252,7 @@ impl<'a> Section<'a> {
 
     fn scalar<T>(&mut self, key: &str, right: &str, read: impl Fn(&HoconValue) -> Option<T>) -> Option<T> {
         match self.ask(key) {
+            None if self.misshapen => None,
             None => {
                 let (path, known_path) = (self.path_of(key), self.known_path_of(key));
                 self.note_at(path, &known_path, None, format!("missing, must be {right}"));

@@ -52,7 +52,7 @@ fn everything_that_is_wrong_is_said_in_one_go() {
         s.flag("f");
         s.rows("r");
         s.one_of("c", &[("quick", 1), ("slow", 2)]);
-        s.section("i", |_| ());
+        s.section("i", |s| s.integer("x", 0..=9));
         s.list("items", |s| s.integer("x", 0..=9));
         s.text("nul");
         s.problem_in("r", "[1]", "b", "must be a row");

@@ -1,6 +1,12 @@
 //! Sets an engine up: settings with their defaults, all problems at once, then dispatchers, workers and the first look for work.
 
-use std::{fmt, hash::Hash, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    hash::Hash,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    time::Duration,
+};
 
 use foldhash::quality::SeedableRandomState;
 
@@ -15,7 +21,7 @@ use crate::{
     message::Message,
     outcome::{Outcome, RetryPolicy},
     placement::LooksAt,
-    topology::{Topology, check},
+    topology::{Topology, backoff_problems, check},
     worker::{Backoff, Seat, Sleeper, WaitStrategy, Worker, thread},
 };
 
@@ -91,6 +97,7 @@ where
             shutdown_grace: Duration::from_secs(30),
             on_drop: None,
             on_fail: None,
+            on_worker_start: None,
             engine_overflow: Overflow::default(),
         };
         Builder {
@@ -216,6 +223,13 @@ where
         self
     }
 
+    /// Is called by each worker thread with its number before its first look for work: to pin it to a processor, to name it to a profiler. A panic there
+    /// stops there. Slots on tokio are no threads of ours, so for them it is not called.
+    pub fn on_worker_start(mut self, callback: impl Fn(usize) + Send + Sync + 'static) -> Self {
+        self.settings.on_worker_start = Some(Box::new(callback));
+        self
+    }
+
     /// Handles each message by calling a closure, which may return `()`, an [`Outcome`] or a `Result`.
     pub fn handle<F, R>(self, handler: F) -> Self
     where
@@ -337,20 +351,17 @@ where
                 problems.push(Problem::OutOfRange { what, value, right });
             }
         };
-        let (retry, backoff) = (&self.settings.retry, &self.settings.backoff);
+        let retry = &self.settings.retry;
         range(retry.max_attempts > 0, "max_attempts of the retry policy", "0".into(), "at least 1");
         let multiplier = retry.multiplier;
         range(multiplier >= 1.0, "multiplier of the retry policy", multiplier.to_string(), "at least 1");
-        let multiplier = backoff.multiplier;
-        range(multiplier > 1.0, "multiplier of the backoff", multiplier.to_string(), "above 1");
-        let base = format!("{:?}", backoff.base);
-        range(backoff.base < backoff.max, "base of the backoff", base, "below its max");
         range(
             self.overflow[Bound::Lanes as usize] != Overflow::DropOldest,
             "overflow at the number of lanes",
             "DropOldest".into(),
             "another policy: dropping a message does not free a lane",
         );
+        problems.extend(backoff_problems(&self.settings.backoff));
         problems
     }
 
@@ -374,13 +385,17 @@ where
             lanes: self.lanes_max,
             overflow: self.overflow,
             load_counts: topology.placement.looks_at() != LooksAt::Fingerprint,
+            backoff: None,
             sampling: self.latency_sampling,
         };
         let batch_max = self.settings.batch_max;
         let dispatchers: Vec<_> = topology
             .dispatchers
             .iter()
-            .map(|spec| Arc::new(Dispatcher::new(spec.name.clone(), limits.clone(), spec.pace, batch_max, 0)))
+            .map(|spec| {
+                let limits = Limits { backoff: spec.backoff.clone(), ..limits.clone() };
+                Arc::new(Dispatcher::new(spec.name.clone(), limits, spec.pace, batch_max, 0))
+            })
             .collect();
         let find = |name: &String| dispatchers.iter().find(|dispatcher| dispatcher.name == *name).cloned();
         let seats = topology.workers.iter().enumerate().map(|(number, spec)| {
@@ -451,6 +466,9 @@ where
             let (shared, seat, handler) = (shared.clone(), seat.clone(), handler.clone());
             let (kept, name) = (seat.clone(), seat.name.clone());
             let life = move || {
+                if let Some(callback) = &shared.settings.on_worker_start {
+                    let _ = catch_unwind(AssertUnwindSafe(|| callback(seat.number)));
+                }
                 let sleeper = Sleeper::thread(seat.number, crate::sync::current());
                 let full_turns = handler.wants_full_turns();
                 thread::work(Worker::new(shared, seat, sleeper, full_turns), handler);

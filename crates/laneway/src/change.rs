@@ -103,8 +103,11 @@ impl Plan {
     }
 
     fn check(&self) -> Result<(), ChangeError> {
-        let dispatchers: Vec<_> =
-            self.dispatchers.iter().map(|name| DispatcherSpec { name: name.clone(), pace: None }).collect();
+        let dispatchers: Vec<_> = self
+            .dispatchers
+            .iter()
+            .map(|name| DispatcherSpec { name: name.clone(), pace: None, backoff: None })
+            .collect();
         let rows = self.rows.iter().cloned();
         let workers: Vec<_> = rows.map(|(name, serves)| WorkerSpec { name, serves }).collect();
         let problems = shape_problems(&dispatchers, &workers);

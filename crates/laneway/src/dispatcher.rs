@@ -27,7 +27,7 @@ use crate::{
     message::{Arrivals, Item, Kind, Priority},
     stats::{Account, Counted, DispatcherStats, Tally},
     sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Padded, lock, try_lock},
-    worker::Sleeper,
+    worker::{Backoff, Sleeper},
 };
 
 /// How many messages a worker admits before it takes the next lane. Few enough that they are still in the cache when their turn
@@ -45,6 +45,8 @@ pub(crate) struct Limits {
     pub(crate) overflow: [Overflow; 4],
     /// Whether the placement looks at how much is here.
     pub(crate) load_counts: bool,
+    /// How workers back off from it, if not as the engine's setting says.
+    pub(crate) backoff: Option<Backoff>,
     /// One message in this many is timed; 0 for none.
     pub(crate) sampling: u64,
 }
@@ -127,6 +129,8 @@ pub(crate) struct Dispatcher<K, M> {
     moved_in: AtomicUsize,
     /// Mappings that point here; for least-loaded placement.
     pub(crate) mappings: AtomicUsize,
+    /// Looks that found somebody else at it. Written by those who failed, so it costs nobody who works.
+    lock_failures: std::sync::atomic::AtomicU64,
 }
 
 /// What a worker found.
@@ -198,6 +202,7 @@ impl<K, M> Dispatcher<K, M> {
             room: Arc::new(Room::new()),
             moved_in: AtomicUsize::new(0),
             mappings: AtomicUsize::new(0),
+            lock_failures: std::sync::atomic::AtomicU64::new(0),
         }
     }
 
@@ -462,7 +467,11 @@ impl<K, M> Dispatcher<K, M> {
 
     /// Looks for a lane, unless somebody else has the lock.
     pub(crate) fn claim(&self, wants: &Wants<K>, hand: &mut Hand<K, M>, clock: &Clock) -> Found {
-        let Some(mut inner) = try_lock(&self.inner) else { return Found::Taken };
+        let Some(mut inner) = try_lock(&self.inner) else {
+            self.lock_failures.fetch_add(1, Ordering::Relaxed);
+            return Found::Taken;
+        };
+        inner.counted.looks += 1;
         let mut wakes = Wakes::default();
         let found = self.claim_locked(&mut inner, wants, hand, clock, &mut wakes);
         drop(inner);
@@ -470,7 +479,8 @@ impl<K, M> Dispatcher<K, M> {
         found
     }
 
-    /// Settles all turns of a hand and, if asked to, fills it again under the same lock. Lanes that have to move on are given back.
+    /// Settles all turns of a hand and, if asked to, fills it again under the same lock. Lanes that have to move on are given
+    /// back, and whether it had to wait for the lock.
     pub(crate) fn settle(
         &self,
         hand: &mut Hand<K, M>,
@@ -478,9 +488,9 @@ impl<K, M> Dispatcher<K, M> {
         next: Option<&Wants<K>>,
         bound: &EngineBound,
         clock: &Clock,
-    ) -> (Vec<Parcel<K, M>>, Found) {
+    ) -> (Vec<Parcel<K, M>>, Found, bool) {
         let mut wakes = Wakes::default();
-        let mut inner = lock(&self.inner);
+        let (mut inner, waited) = self.lock_to_settle();
         let streams = next.is_some_and(|wants| wants.stream);
         let (parcels, earlier_timer) = self.settle_locked(&mut inner, hand, streams, clock);
         inner.counted.add(tally);
@@ -511,7 +521,20 @@ impl<K, M> Dispatcher<K, M> {
             _ if next.is_none_or(|wants| wants.holder.is_some()) => self.room.made_last(),
             _ => self.room.made(released),
         }
-        (parcels, found)
+        (parcels, found, waited)
+    }
+
+    /// Takes the lanes lock for a worker that has to have it; says whether it had to wait. Counts as a look does.
+    fn lock_to_settle(&self) -> (MutexGuard<'_, Inner<K, M>>, bool) {
+        // For loom a failed attempt is one more turning that leads to the same place.
+        let free = if cfg!(loom) { None } else { try_lock(&self.inner) };
+        let waited = free.is_none();
+        let mut inner = free.unwrap_or_else(|| lock(&self.inner));
+        if waited {
+            self.lock_failures.fetch_add(1, Ordering::Relaxed);
+        }
+        inner.counted.looks += u64::from(!waited);
+        (inner, waited)
     }
 
     fn settle_locked(
@@ -659,6 +682,7 @@ impl<K, M> Dispatcher<K, M> {
             return Asleep::Not;
         }
         ingress.sleepers.push(sleeper.clone());
+        inner.counted.parks += 1;
         inner.sleepers_hint = ingress.sleepers.len();
         let mut until = None;
         if let Some(due) = due
@@ -684,12 +708,13 @@ impl<K, M> Dispatcher<K, M> {
 
     /// Takes a worker off the list when it is up again. True if it leaves something to be seen to: it kept the time here, or somebody
     /// had taken it off the list to wake it for work here.
-    pub(crate) fn rise(&self, sleeper: &Sleeper) -> bool {
+    pub(crate) fn rise(&self, sleeper: &Sleeper, lay_here: bool) -> bool {
         let mut inner = lock(&self.inner);
         let kept_time = inner.timekeeper.as_ref().is_some_and(|(keeper, _)| keeper.is(sleeper));
         if kept_time {
             inner.timekeeper = None;
         }
+        inner.counted.wake_ups += u64::from(lay_here);
         let mut ingress = self.ingress();
         let place = ingress.sleepers.iter().rposition(|other| other.is(sleeper));
         if let Some(place) = place {
@@ -804,6 +829,7 @@ impl<K, M> Dispatcher<K, M> {
         drops.add(&ingress.drops);
         let ingress_depth = ingress.buffer.len() + inner.inbox.len();
         let settled = counted.done + counted.failed + drops.total();
+        let lock_failures = self.lock_failures.load(Ordering::Relaxed);
         DispatcherStats {
             name: self.name.clone(),
             account: Account {
@@ -826,6 +852,10 @@ impl<K, M> Dispatcher<K, M> {
             turns: counted.turns,
             retries: counted.retries,
             panics: counted.panics,
+            lock_attempts: counted.looks + lock_failures,
+            lock_failures,
+            parks: counted.parks,
+            wake_ups: counted.wake_ups,
             enqueued_due_to_busy: lanes.enqueued_due_to_busy,
             max_pending_depth: lanes.max_pending_depth,
             drops,
@@ -998,7 +1028,16 @@ mod tests {
     #[test]
     fn pitfall_000_7_room_that_has_come_free_meanwhile_evicts_nobody() {
         let overflow = [Overflow::DropOldest; 4];
-        let limits = Limits { capacity: 2, reserve: 0, lane: None, lanes: None, overflow, sampling: 0 };
+        let limits = Limits {
+            capacity: 2,
+            reserve: 0,
+            lane: None,
+            lanes: None,
+            overflow,
+            load_counts: false,
+            backoff: None,
+            sampling: 0,
+        };
         let dispatcher = Dispatcher::new("d".to_owned(), limits, None, 1, 0);
         let clock = Clock::real();
         let item = |body: u8| Item { fingerprint: 1, accepted_at: 0, message: (1_u8, body).into() };

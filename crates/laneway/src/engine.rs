@@ -43,6 +43,9 @@ use crate::{
 /// What is called with a message that was dropped.
 pub(crate) type OnDrop<K, M> = Box<dyn Fn(Message<K, M>, Dropped) + Send + Sync>;
 
+/// What each worker thread calls first, with its number.
+pub(crate) type OnWorkerStart = Box<dyn Fn(usize) + Send + Sync>;
+
 /// What does not change while the engine runs.
 pub(crate) struct Settings<K, M> {
     pub(crate) batch_max: usize,
@@ -52,6 +55,7 @@ pub(crate) struct Settings<K, M> {
     pub(crate) shutdown_grace: Duration,
     pub(crate) on_drop: Option<OnDrop<K, M>>,
     pub(crate) on_fail: Option<OnFail<K, M>>,
+    pub(crate) on_worker_start: Option<OnWorkerStart>,
     pub(crate) engine_overflow: Overflow,
 }
 

@@ -133,6 +133,9 @@ pub(crate) struct Counted {
     pub(crate) turns: u64,
     pub(crate) retries: u64,
     pub(crate) panics: u64,
+    pub(crate) looks: u64,
+    pub(crate) parks: u64,
+    pub(crate) wake_ups: u64,
     pub(crate) waiting: Latency,
     pub(crate) service: Latency,
     pub(crate) total: Latency,
@@ -148,6 +151,9 @@ impl Counted {
             turns: 0,
             retries: 0,
             panics: 0,
+            looks: 0,
+            parks: 0,
+            wake_ups: 0,
             waiting: Latency::new(),
             service: Latency::new(),
             total: Latency::new(),
@@ -246,9 +252,9 @@ pub struct WorkerStats {
     pub handled: u64,
     /// Turns that it has run.
     pub turns: u64,
-    /// Times that it has looked for work.
+    /// Times that it has looked for work, after a turn or between two sleeps.
     pub polls: u64,
-    /// Times that it has tried to take a dispatcher.
+    /// Times that it has tried to take a dispatcher, to find work or to settle it.
     pub lock_attempts: u64,
     /// Times that another had it.
     pub lock_failures: u64,
@@ -309,6 +315,14 @@ pub struct DispatcherStats {
     pub retries: u64,
     /// Handlers that panicked.
     pub panics: u64,
+    /// Times that a worker has tried to take it.
+    pub lock_attempts: u64,
+    /// Times that another worker had it.
+    pub lock_failures: u64,
+    /// Times that a worker went to sleep here for want of work; one that serves several dispatchers sleeps at all of them.
+    pub parks: u64,
+    /// Times that such a worker was up again.
+    pub wake_ups: u64,
     /// Messages that found their lane in flight when they reached it (`enqueuedDueToBusy`).
     pub enqueued_due_to_busy: u64,
     /// The deepest that any of its lanes has been (`maxPendingDepthObserved`).
@@ -323,6 +337,13 @@ pub struct DispatcherStats {
     pub service: Latency,
     /// From acceptance to the end of the handler.
     pub total: Latency,
+}
+
+impl DispatcherStats {
+    /// Failed over tried.
+    pub fn lock_failure_ratio(&self) -> f64 {
+        ratio(self.lock_failures, self.lock_attempts)
+    }
 }
 
 /// The whole engine at one moment.

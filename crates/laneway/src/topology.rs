@@ -3,6 +3,7 @@
 use crate::{
     error::{BuildError, Problem},
     placement::{ByHash, ByName, LeastLoaded, Placement},
+    worker::Backoff,
 };
 
 /// The shape of an engine.
@@ -35,6 +36,8 @@ pub(crate) struct DispatcherSpec {
     pub(crate) name: String,
     /// Nanoseconds between two starts, if it is paced.
     pub(crate) pace: Option<u64>,
+    /// How its workers back off from it, if not as the engine's setting says.
+    pub(crate) backoff: Option<Backoff>,
 }
 
 /// A worker to be.
@@ -91,6 +94,23 @@ impl<K> Topology<K> {
     /// The same shape with another placement.
     pub fn placed(mut self, placement: impl Placement<K> + 'static) -> Self {
         (self.placement, self.by_hash) = (Box::new(placement), false);
+        self
+    }
+
+    /// The same shape, but a dispatcher with a backoff of its own instead of the builder's. A worker whose dispatchers are all taken sleeps for the
+    /// shortest of their times. A name that no dispatcher has changes nothing.
+    ///
+    /// ```
+    /// use laneway::{Backoff, Topology};
+    /// use std::time::Duration;
+    /// let patient = Backoff { max: Duration::from_millis(50), ..Backoff::default() };
+    /// let topology: Topology<String> = Topology::assigned([["api"], ["batch"]], |key: &String| key).backoff_of("batch", patient);
+    /// ```
+    pub fn backoff_of(mut self, dispatcher: &str, backoff: Backoff) -> Self {
+        let named = self.dispatchers.iter_mut().find(|known| known.name == dispatcher);
+        if let Some(named) = named {
+            named.backoff = Some(backoff);
+        }
         self
     }
 
@@ -155,6 +175,7 @@ pub(crate) fn shape_problems(dispatchers: &[DispatcherSpec], workers: &[WorkerSp
             let value = "not a positive number".to_owned();
             problems.push(Problem::OutOfRange { what: "the pace per second", value, right: "above zero" });
         }
+        problems.extend(dispatcher.backoff.iter().flat_map(backoff_problems));
     }
     for (worker, spec) in workers.iter().enumerate() {
         if workers[..worker].iter().any(|other| other.name == spec.name) {
@@ -182,6 +203,20 @@ fn row_problems(worker: usize, spec: &WorkerSpec, dispatchers: &[DispatcherSpec]
     problems
 }
 
+/// What would not work about a backoff.
+pub(crate) fn backoff_problems(backoff: &Backoff) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    if backoff.multiplier.is_nan() || backoff.multiplier <= 1.0 {
+        let value = backoff.multiplier.to_string();
+        problems.push(Problem::OutOfRange { what: "multiplier of the backoff", value, right: "above 1" });
+    }
+    if backoff.base >= backoff.max {
+        let value = format!("{:?}", backoff.base);
+        problems.push(Problem::OutOfRange { what: "base of the backoff", value, right: "below its max" });
+    }
+    problems
+}
+
 /// Names for a message to a person.
 pub(crate) fn names<'a>(names: impl Iterator<Item = &'a str>) -> String {
     let names: Vec<String> = names.map(|name| format!("{name:?}")).collect();
@@ -200,13 +235,17 @@ impl<K> std::fmt::Debug for TopologyBuilder<K> {
 impl<K> TopologyBuilder<K> {
     /// Adds a dispatcher.
     pub fn dispatcher(mut self, name: impl Into<String>) -> Self {
-        self.0.dispatchers.push(DispatcherSpec { name: name.into(), pace: None });
+        self.0.dispatchers.push(DispatcherSpec { name: name.into(), pace: None, backoff: None });
         self
     }
 
     /// Adds a dispatcher that starts at most this many messages per second, evenly spaced, without bursts.
     pub fn dispatcher_paced(mut self, name: impl Into<String>, per_second: f64) -> Self {
-        self.0.dispatchers.push(DispatcherSpec { name: name.into(), pace: Some(pace_interval(per_second)) });
+        self.0.dispatchers.push(DispatcherSpec {
+            name: name.into(),
+            pace: Some(pace_interval(per_second)),
+            backoff: None,
+        });
         self
     }
 

@@ -383,3 +383,21 @@ fn a_snapshot_of_a_quiet_engine_is_exact() {
     assert_eq!(first.account.accepted, 2_001);
     assert!(first.dispatchers.iter().all(|d| d.depth + d.in_flight + d.active_lanes + d.ingress_depth == 0));
 }
+
+#[test]
+fn a_dispatcher_counts_who_looks_and_who_sleeps() {
+    let engine = Engine::builder().topology(Topology::pool(2)).handle(|_, _: &mut u8| ()).build().unwrap();
+    for round in 0..100 {
+        send(&engine, [(round, 0)]);
+        assert!(engine.wait_quiet(DEADLINE));
+    }
+    let snapshot = engine.snapshot();
+    let (dispatcher, workers) = (&snapshot.dispatchers[0], &snapshot.workers);
+    let sum = |of: fn(&laneway::WorkerStats) -> u64| workers.iter().map(of).sum::<u64>();
+    // Between two lines the workers may have gone on.
+    assert!(dispatcher.lock_attempts > 0 && dispatcher.lock_attempts <= sum(|w| w.lock_attempts));
+    assert!(dispatcher.lock_failures <= sum(|w| w.lock_failures) + 2);
+    assert!(dispatcher.parks >= dispatcher.wake_ups && dispatcher.parks <= dispatcher.wake_ups + 2);
+    assert!((0.0..=1.0).contains(&dispatcher.lock_failure_ratio()));
+    drop(engine);
+}

@@ -218,3 +218,24 @@ fn the_smallest_engine_there_can_be() {
     assert!(engine.wait_quiet(DEADLINE));
     assert_eq!(engine.snapshot().account.done, 500);
 }
+
+#[test]
+fn every_worker_calls_back_first_and_a_panic_there_stops_there() {
+    let (told, numbers) = std::sync::mpsc::channel();
+    let engine = Engine::builder()
+        .topology(Topology::pool(3))
+        .on_worker_start(move |number| {
+            told.send(number).expect("somebody listens");
+            panic!("worker {number} panics before its first look");
+        })
+        .handle(|_, _: &mut u8| ())
+        .build()
+        .expect("a valid engine");
+    let mut seen: Vec<_> = (0..3)
+        .map(|_| numbers.recv_timeout(Duration::from_secs(10)).expect("each worker calls back"))
+        .collect();
+    seen.sort_unstable();
+    assert_eq!(seen, [0, 1, 2]);
+    engine.submit((1_u8, 1)).expect("workers are up");
+    assert_eq!(engine.shutdown(Duration::from_secs(10)).account.done, 1);
+}

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use laneway::{Batch, Engine, Handle, Message, Outcome, Priority, Topology, WaitStrategy};
+use laneway::{Engine, Handle, Message, Outcome, Priority, Topology, WaitStrategy};
 use witness::{DEADLINE, Gate, Log, OpensAtLast, Witness, send};
 
 /// Keys whose dispatcher is the first part of their number's parity, for the topology that places by name.

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 use laneway_bench::cli::EngineArgs;
+use laneway_bench::events::{self, EventsArgs};
 use laneway_bench::router::RouterArgs;
 use laneway_bench::{child, contenders, engine, router};
 
@@ -26,6 +27,8 @@ enum Floor {
     /// The engine: order per key, in one process
     // Boxed because its options are many, and every other verb would pay for them.
     Engine(Box<EngineArgs>),
+    /// Event processors on dispatchers
+    Events(EventsArgs),
     /// The router: from its queue to a target on loopback
     Router(Box<RouterArgs>),
 }
@@ -33,6 +36,7 @@ enum Floor {
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     match &options.floor {
         Floor::Engine(arguments) => engine::run(arguments, &contenders::product()).map(drop)?,
+        Floor::Events(arguments) => events::run(arguments, &events::product()).map(drop)?,
         Floor::Router(arguments) => router::run(arguments)?,
     }
     Ok(())
@@ -41,5 +45,5 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 /// Every measurement is a fresh process of this same binary. Does its work where this process is one, and returns nothing
 /// where it is not; the benchmark speaks to its children in a language of its own, so that this comes before the options.
 pub(crate) fn serve_as_child() -> Option<ExitCode> {
-    child::serve(&contenders::product()).or_else(router::serve)
+    child::serve(&contenders::product()).or_else(|| events::serve(&events::product())).or_else(router::serve)
 }

@@ -544,7 +544,7 @@ where
 
     fn get_up_from(&mut self, places: usize) {
         for place in 0..places {
-            if self.row[place].rise(&self.sleeper) {
+            if self.row[place].rise(&self.sleeper, true) {
                 self.owed.push(place);
             }
         }
@@ -554,6 +554,15 @@ where
     pub(crate) fn stay_up(&self) {
         self.row.iter().for_each(|dispatcher| dispatcher.room.made_last());
         self.shared.quiet.made_last();
+    }
+
+    /// How long it sleeps after so many failed cycles: the shortest time of any of its dispatchers.
+    pub(crate) fn backoff_after(&self, failures: u32) -> Duration {
+        let engine = &self.shared.settings.backoff;
+        let of = |dispatcher: &Arc<Dispatcher<K, M>>| {
+            dispatcher.limits.backoff.as_ref().unwrap_or(engine).sleep_after(failures)
+        };
+        self.row.iter().map(of).min().unwrap_or(engine.max)
     }
 
     /// Whether a look would probably find something.
@@ -568,13 +577,18 @@ impl<K, M> Worker<K, M> {
         // Before the lanes know: who finds the engine quiet afterwards finds this counted, too.
         WorkerCounters::add(&self.seat.counters.handled, self.tally.started);
         WorkerCounters::add(&self.seat.counters.turns, self.tally.turns);
+        // To settle is to take the dispatcher, too, and perhaps to look for more.
+        WorkerCounters::add(&self.seat.counters.polls, u64::from(wants.is_some()));
+        WorkerCounters::add(&self.seat.counters.lock_attempts, 1);
         if self.shared.mappings.is_some() {
             self.shared.unmapping.fetch_add(1, Ordering::AcqRel);
             self.released_turns
                 .extend(self.hand.turns().iter().map(|turn| (turn.fingerprint, turn.released)));
         }
         let (bound, clock) = (&self.shared.engine_bound, &self.shared.clock);
-        let (parcels, found) = self.row[place].settle(&mut self.hand, &self.tally, wants, bound, clock);
+        let (parcels, found, waited) =
+            self.row[place].settle(&mut self.hand, &self.tally, wants, bound, clock);
+        WorkerCounters::add(&self.seat.counters.lock_failures, u64::from(waited));
         for (fingerprint, released) in self.released_turns.drain(..) {
             self.shared.unmap(fingerprint, released);
         }
@@ -603,7 +617,7 @@ impl<K, M> Drop for Worker<K, M> {
             self.settle_hand(place, None);
         }
         for dispatcher in &self.row {
-            dispatcher.rise(&self.sleeper);
+            dispatcher.rise(&self.sleeper, false);
             dispatcher.pass_on();
         }
         self.seat.gone.store(true, Ordering::Release);
@@ -640,5 +654,49 @@ mod tests {
         worker.failures = 20;
         shared.submit((1, 1).into(), crate::engine::Patience::None).unwrap();
         assert_eq!((worker.look(), worker.failures), (Look::Turn, 0));
+    }
+
+    /// A worker that serves "a" and "b", of which "b" has a backoff of its own, and nobody else.
+    fn worker() -> Worker<u8, u8> {
+        let base = Duration::from_micros(3);
+        let own = Backoff { base, ..Backoff::default() };
+        let topology = Topology::assigned([["a", "b"]], |_: &u8| "a").backoff_of("b", own);
+        let builder = Engine::builder().topology(topology).handle(|_, _: &mut u8| ());
+        let shared = builder.assemble(Clock::real(), Spawn::Simulated, SeedableRandomState::random());
+        let seat = shared.layout.load().seats[0].clone();
+        let mut worker =
+            Worker::new(shared, seat, Sleeper::simulated(0, Arc::new(AtomicBool::new(false))), false);
+        worker.refresh();
+        worker
+    }
+
+    #[test]
+    fn the_backoff_is_the_shortest_of_its_dispatchers() {
+        let worker = worker();
+        assert_eq!(worker.backoff_after(1), Duration::from_micros(3));
+        assert_eq!(worker.backoff_after(1_000), Duration::from_millis(10));
+    }
+
+    /// Pitfall 001.4: only a full failed cycle is a failure, and a lock that was had, work or not, forgives all of them.
+    #[test]
+    fn pitfall_001_4_a_lock_that_was_had_resets_the_backoff_and_half_a_cycle_is_no_failure() {
+        let mut worker = worker();
+        let row = worker.row.clone();
+        let (a, b) = (row[0].lock_for_change(), row[1].lock_for_change());
+        for failures in 1..=20 {
+            assert_eq!(worker.look(), Look::Contended);
+            thread::back_off(&mut worker);
+            assert_eq!(worker.failures, failures);
+        }
+        let sleeps = worker.seat.counters.read("").backoff_sleeps;
+        assert!(sleeps > 0, "a worker that fails again and again sleeps");
+        drop(a);
+        assert_eq!(worker.look(), Look::Contended, "one of two was taken: it looks again");
+        assert_eq!(worker.failures, 0, "the lock of the other was had");
+        drop(b);
+        assert_eq!(worker.look(), Look::Nothing);
+        let stats = worker.seat.counters.read("");
+        assert_eq!((stats.polls, stats.lock_attempts, stats.lock_failures), (22, 44, 41));
+        assert_eq!(stats.backoff_sleeps, sleeps);
     }
 }

@@ -93,12 +93,12 @@ fn sleep<K: Clone, M>(worker: &mut Worker<K, M>) {
 }
 
 /// All dispatchers were taken: waits a little, then longer.
-fn back_off<K: Clone, M>(worker: &mut Worker<K, M>) {
+pub(super) fn back_off<K: Clone, M>(worker: &mut Worker<K, M>) {
     worker.failures += 1;
     if worker.failures <= PAUSES {
         (0..1_u32 << (worker.failures + 2)).for_each(|_| std::hint::spin_loop());
         return;
     }
     WorkerCounters::add(&worker.seat.counters.backoff_sleeps, 1);
-    std::thread::sleep(worker.shared.settings.backoff.sleep_after(worker.failures - PAUSES));
+    std::thread::sleep(worker.backoff_after(worker.failures - PAUSES));
 }

@@ -1,0 +1,649 @@
+//! The system: wires configuration, engine, processors, channels and scheduler together, and takes them apart again.
+//!
+//! # Stopping a processor
+//!
+//! 1. The gate closes: no more events.
+//! 2. It leaves all channels.
+//! 3. What is in its mailbox is handled, until the time to drain is over; then what is left goes back instead of into the handler.
+//! 4. Whoever takes the last event out of the closed gate (or closes an empty one) finishes it off: the handlers are told, the id is free,
+//!    and who waits goes on. So a stop waits for the event in the handler, and nothing of a processor runs after its stop.
+//!
+//! Inside a handler nobody waits: a thread that waited for a mailbox which only it could empty would wait for itself.
+//!
+//! # Shutting down
+//!
+//! 1. No more registrations.
+//! 2. The scheduler ends; what was scheduled is cancelled.
+//! 3. The engine shuts down: it drains, waits for what is in flight, gives back the rest.
+//! 4. All processors are finished off.
+
+use std::{
+    any::Any,
+    cell::{Cell as ThreadCell, OnceCell},
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering},
+        mpsc::{Receiver, channel},
+    },
+    time::{Duration, Instant},
+};
+
+use laneway::{Account, Among, Engine, LooksAt, Outcome, Overflow, Placement, RetryPolicy, Topology};
+
+use crate::{
+    Context, EventsConfig, Handled, Handler, LookupError, NotPosted, ProcessorRef, Refusal, RegisterError,
+    Report, Snapshot, StartError,
+    channel::Channels,
+    config::listed,
+    handler::Closure,
+    pinning,
+    processor::{Address, AnyProcessor, Cell, Envelope, Plan},
+    registry::{NotInserted, Registry},
+    schedule::{FAR, Timer},
+};
+
+/// The engine below: a lane per processor.
+type Lanes = laneway::Handle<Address, Option<Envelope>>;
+
+/// Is told what would be lost in silence.
+type OnReport = Box<dyn Fn(Report) + Send + Sync>;
+
+/// What the system, its handles and its threads share.
+pub(crate) struct Shared {
+    lanes: OnceLock<Lanes>,
+    registry: Registry<Cell>,
+    pub(crate) channels: Channels,
+    pub(crate) timer: Arc<Timer>,
+    /// Their names; a processor knows its own by the index.
+    dispatchers: Vec<Arc<str>>,
+    default_queue_size: usize,
+    stop_grace: Duration,
+    next_number: AtomicU64,
+    unmatched: AtomicU64,
+    on_report: OnReport,
+}
+
+thread_local! {
+    /// On a thread of a system: that system. Taken once, so that an event costs no counting of references, and let go of with the thread.
+    static HERE: OnceCell<Handle> = const { OnceCell::new() };
+    /// The system and the processor whose handler this thread runs; zeros for none.
+    static INSIDE: ThreadCell<(usize, u64)> = const { ThreadCell::new((0, 0)) };
+}
+
+/// Marks this thread as being inside a handler.
+struct Inside((usize, u64));
+
+impl Inside {
+    fn enter(shared: &Shared, cell: &Cell) -> Self {
+        Inside(INSIDE.replace((shared.address(), cell.number)))
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        INSIDE.set(self.0);
+    }
+}
+
+impl Shared {
+    fn lanes(&self) -> &Lanes {
+        self.lanes.get().expect("set before anybody has a handle")
+    }
+
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    /// Whether this thread is inside a handler of this system, or of this very processor.
+    pub(crate) fn is_inside(&self, cell: Option<&Cell>) -> bool {
+        let (system, number) = INSIDE.get();
+        system == self.address() && cell.is_none_or(|cell| cell.number == number)
+    }
+
+    /// Takes a place in a mailbox.
+    pub(crate) fn enter(&self, cell: &Cell) -> Result<(), Refusal> {
+        Ok(cell.gate.enter(cell.queue_size)?)
+    }
+
+    /// Puts something into a mailbox in which it has a place.
+    pub(crate) fn submit(&self, cell: &Arc<Cell>, envelope: Envelope) -> Result<(), (Envelope, Refusal)> {
+        let refused = match self.lanes().try_submit((Address(cell.clone()), Some(envelope))) {
+            Ok(_) => return Ok(()),
+            Err(refused) => refused,
+        };
+        self.leave(cell);
+        let reason = match refused.reason {
+            laneway::Refusal::Closed => Refusal::ShutDown,
+            _ => Refusal::DispatcherFull,
+        };
+        Err((refused.message.body.expect("just put in"), reason))
+    }
+
+    /// Something has left a mailbox.
+    fn leave(&self, cell: &Arc<Cell>) {
+        if cell.gate.leave() {
+            self.finish(cell);
+        }
+    }
+
+    /// Finishes a processor off whose gate is closed and empty.
+    fn finish(&self, cell: &Arc<Cell>) {
+        self.channels.forget(cell);
+        self.registry.remove(&cell.id, cell);
+        cell.finish();
+    }
+
+    /// Counts it and tells whoever wants to know. What the callback throws stops here.
+    pub(crate) fn report(&self, report: Report) {
+        if matches!(report, Report::Unmatched { .. }) {
+            self.unmatched.fetch_add(1, Ordering::Relaxed);
+        }
+        let _ = catch_unwind(AssertUnwindSafe(|| (self.on_report)(report)));
+    }
+}
+
+/// What a thread of the engine does with an envelope.
+fn handle(
+    system: &Weak<Shared>,
+    context: &laneway::Context<'_, Address>,
+    body: &mut Option<Envelope>,
+) -> Outcome {
+    let Some(envelope) = body.take() else { return Outcome::Skip };
+    HERE.with(|here| {
+        if here.get().is_none() {
+            let Some(shared) = system.upgrade() else { return Outcome::Skip };
+            let _ = here.set(Handle { shared });
+        }
+        let (events, cell) = (here.get().expect("just set"), &context.key().0);
+        let _inside = Inside::enter(&events.shared, cell);
+        let run = catch_unwind(AssertUnwindSafe(|| cell.run(events, context.worker(), envelope)));
+        events.shared.leave(cell);
+        // The engine counts panics and turns them into failures.
+        run.unwrap_or_else(|panic| resume_unwind(panic))
+    })
+}
+
+/// A processor says itself where it belongs.
+struct ByPlace;
+
+impl Placement<Address> for ByPlace {
+    fn looks_at(&self) -> LooksAt {
+        LooksAt::Key
+    }
+
+    fn place(&self, key: &Address, _: u64, _: &dyn Among) -> Option<usize> {
+        Some(key.0.place)
+    }
+}
+
+/// Sets an event system up.
+#[must_use]
+pub struct Builder {
+    config: EventsConfig,
+    on_report: OnReport,
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+impl Builder {
+    /// Is told of unmatched events and failed handlers, on the thread where it happened. Default: a line on standard error.
+    pub fn on_report(mut self, callback: impl Fn(Report) + Send + Sync + 'static) -> Self {
+        self.on_report = Box::new(callback);
+        self
+    }
+
+    /// Checks the configuration, and starts the threads.
+    pub fn start(self) -> Result<Events, StartError> {
+        let Builder { config, on_report } = self;
+        let problems = config.problems();
+        if !problems.is_empty() {
+            return Err(StartError::Config(problems));
+        }
+        if let Some(cpus) = &config.thread_cpus {
+            pinning::check(cpus).map_err(StartError::Pinning)?;
+        }
+        let timer = Arc::new(Timer::new(config.max_schedules));
+        let shared = Arc::new(Shared {
+            lanes: OnceLock::new(),
+            registry: Registry::default(),
+            channels: Channels::default(),
+            timer: timer.clone(),
+            dispatchers: config.dispatchers().into_iter().map(Arc::from).collect(),
+            default_queue_size: config.default_queue_size,
+            stop_grace: config.stop_grace,
+            next_number: AtomicU64::new(1),
+            unmatched: AtomicU64::new(0),
+            on_report,
+        });
+        let engine = engine(&config, &shared)?;
+        let _ = shared.lanes.set(engine.handle());
+        let (alive, scheduler) = channel();
+        let (engine, scheduler) = (Some(engine), Mutex::new(scheduler));
+        let events = Events { handle: Handle { shared }, engine, scheduler };
+        for number in 0..config.scheduler_pool_size {
+            let (timer, alive) = (timer.clone(), alive.clone());
+            let life = move || {
+                timer.run();
+                drop(alive);
+            };
+            let thread = std::thread::Builder::new().name(format!("scheduler-{number}")).spawn(life);
+            // If it fails, those that run are ended by the drop.
+            thread.map_err(|error| StartError::Thread(error.to_string()))?;
+        }
+        Ok(events)
+    }
+}
+
+fn engine(
+    config: &EventsConfig,
+    shared: &Arc<Shared>,
+) -> Result<Engine<Address, Option<Envelope>>, StartError> {
+    let mut topology =
+        Topology::assigned(config.assignment.clone(), |address: &Address| &*address.0.dispatcher)
+            .placed(ByPlace);
+    for (dispatcher, backoff) in &config.dispatcher_backoffs {
+        topology = topology.backoff_of(dispatcher, backoff.clone());
+    }
+    let (handles, reports, cpus) =
+        (Arc::downgrade(shared), Arc::downgrade(shared), config.thread_cpus.clone());
+    let builder = Engine::builder()
+        .topology(topology)
+        .ingress_capacity(config.dispatcher_capacity.saturating_mul(shared.dispatchers.len()))
+        .worker_queue_capacity(config.dispatcher_capacity)
+        .overflow(Overflow::Reject)
+        // An event is tried once: a handler that always fails must not have it back for ever.
+        .retry(RetryPolicy::never())
+        .backoff(config.backoff.clone())
+        .latency_sampling(config.latency_sampling)
+        .shutdown_grace(config.stop_grace)
+        .on_fail(move |message, failure| {
+            if let Some(shared) = reports.upgrade() {
+                let error = failure.note.unwrap_or_default();
+                shared.report(Report::Failed { processor: message.key.0.id.clone(), error });
+            }
+        })
+        .on_worker_start(move |number| {
+            if let Some(cpus) = &cpus {
+                pinning::tie_to(cpus[number]);
+            }
+        })
+        .handle(move |context, body: &mut Option<Envelope>| handle(&handles, context, body));
+    Ok(builder.build()?)
+}
+
+/// A running event system: it owns its threads. [`Handle`]s made from it register, post and look from anywhere.
+///
+/// Dropping it is a [`shutdown`](Events::shutdown) with no time to drain. Handlers have a [`Handle`], not this, so none can shut down
+/// the system that runs it.
+#[derive(Debug)]
+pub struct Events {
+    handle: Handle,
+    /// `None` once it has been shut down.
+    engine: Option<Engine<Address, Option<Envelope>>>,
+    /// Hangs up when the last thread of the scheduler has ended.
+    scheduler: Mutex<Receiver<()>>,
+}
+
+impl Events {
+    /// Starts a system with this configuration.
+    pub fn start(config: EventsConfig) -> Result<Events, StartError> {
+        Events::builder(config).start()
+    }
+
+    /// Sets one up.
+    pub fn builder(config: EventsConfig) -> Builder {
+        Builder { config, on_report: Box::new(|report| eprintln!("laneway-events: {report}")) }
+    }
+
+    /// A handle, to be cloned and sent wherever it is needed.
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+
+    /// Refuses registrations and events, cancels what is scheduled, handles what is in the mailboxes for at most `drain`, waits for the handlers that run, and
+    /// gives back the rest.
+    pub fn shutdown(mut self, drain: Duration) -> ShutdownReport {
+        self.take_apart(drain)
+    }
+
+    fn take_apart(&mut self, drain: Duration) -> ShutdownReport {
+        let shared = &self.handle.shared;
+        shared.registry.close();
+        shared.timer.close();
+        // Nothing is ever sent. A maker of events that does not return would keep us for ever; its thread is left behind.
+        let scheduler = self.scheduler.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let _ = scheduler.recv_timeout(shared.stop_grace);
+        let engine = self.engine.take().expect("taken apart once");
+        let report = engine.shutdown(drain);
+        for cell in shared.registry.take_all() {
+            let _ = cell.gate.close();
+            cell.finish();
+        }
+        shared.channels.clear();
+        let given_back = |message: laneway::Message<Address, Option<Envelope>>| match message.body {
+            Some(Envelope::Event(event)) => Some(Returned { processor: message.key.0.id.clone(), event }),
+            _ => None,
+        };
+        ShutdownReport {
+            account: report.account,
+            returned: report.returned.into_iter().filter_map(given_back).collect(),
+            still_running: report.still_running,
+        }
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        if self.engine.is_some() {
+            drop(self.take_apart(Duration::ZERO));
+        }
+    }
+}
+
+impl std::ops::Deref for Events {
+    type Target = Handle;
+    fn deref(&self) -> &Handle {
+        &self.handle
+    }
+}
+
+/// An event that was not handled, and whose it was.
+pub struct Returned {
+    /// The id of the processor.
+    pub processor: Arc<str>,
+    /// The event, of the processor's type.
+    pub event: Box<dyn Any + Send>,
+}
+
+impl fmt::Debug for Returned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Returned({:?})", self.processor)
+    }
+}
+
+/// What a shutdown leaves.
+#[derive(Debug)]
+#[must_use = "it holds the events that were not handled"]
+pub struct ShutdownReport {
+    /// The final account. What was given back or still runs is outstanding.
+    pub account: Account,
+    /// The events that were not handled, per processor in their order.
+    pub returned: Vec<Returned>,
+    /// Handlers that had not come back when the grace was over. Their threads are left behind.
+    pub still_running: usize,
+}
+
+/// How far a stop has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stopping {
+    /// Nothing of it runs any more, and its id is free.
+    Stopped,
+    /// The stop was asked for inside a handler, which does not wait: what is in the mailbox will be handled, then the processor goes.
+    Draining,
+    /// A handler had not come back when the grace was over. When it does, the processor goes; what is left in the mailbox is dropped.
+    StillRunning,
+}
+
+/// What a stop leaves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "it holds the events that were not handled"]
+pub struct StopReport<E> {
+    /// How far it has come.
+    pub stopping: Stopping,
+    /// The events that were not handled, in their order.
+    pub returned: Vec<E>,
+}
+
+/// Registers, looks up, posts, subscribes, broadcasts, schedules and stops. Cheap to clone.
+#[derive(Clone)]
+pub struct Handle {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle").field("processors", &self.shared.registry.count()).finish_non_exhaustive()
+    }
+}
+
+impl Handle {
+    /// Begins to register a processor under this id. It exists once [`handle`](Registration::handle) has been called on what this gives back.
+    pub fn processor(&self, id: impl Into<String>) -> Registration<'_> {
+        self.registration(Some(id.into()))
+    }
+
+    /// The same with an id that nobody has.
+    pub fn anonymous(&self) -> Registration<'_> {
+        self.registration(None)
+    }
+
+    fn registration(&self, id: Option<String>) -> Registration<'_> {
+        let (dispatcher, channels) = (String::new(), Vec::new());
+        Registration { events: self, id, dispatcher, queue_size: None, parent: None, channels }
+    }
+
+    /// The processor of this id, if its events are of this type.
+    pub fn get<E: Send + 'static>(&self, id: &str) -> Result<ProcessorRef<E>, LookupError> {
+        let cell = self.shared.registry.get(id).ok_or_else(|| LookupError::Unknown(id.to_owned()))?;
+        match cell.takes::<E>() {
+            true => Ok(ProcessorRef::new(cell, self.clone())),
+            false => Err(cell.wrong_type::<E>()),
+        }
+    }
+
+    /// Posts an event to the processor of this id. Never blocks; what is not accepted is given back.
+    pub fn post_to<E: Send + 'static>(&self, id: &str, event: E) -> Result<(), NotPosted<E>> {
+        let processor = match self.get::<E>(id) {
+            Ok(processor) => processor,
+            Err(error) => return Err(NotPosted { event, reason: error.into() }),
+        };
+        processor
+            .post(event)
+            .map_err(|refused| NotPosted { event: refused.event, reason: refused.reason.into() })
+    }
+
+    /// The ids of all processors, in no particular order.
+    pub fn ids(&self) -> Vec<Arc<str>> {
+        self.shared.registry.ids()
+    }
+
+    /// The names of all dispatchers.
+    pub fn dispatchers(&self) -> &[Arc<str>] {
+        &self.shared.dispatchers
+    }
+
+    /// Stops the processor of this id; see [`ProcessorRef::stop`].
+    pub fn stop(&self, id: &str, drain: Duration) -> Result<StopReport<Box<dyn Any + Send>>, LookupError> {
+        let cell = self.shared.registry.get(id).ok_or_else(|| LookupError::Unknown(id.to_owned()))?;
+        let (stopping, returned) = self.stop_cell(&cell, drain);
+        Ok(StopReport { stopping, returned })
+    }
+
+    /// Everything that is counted.
+    pub fn snapshot(&self) -> Snapshot {
+        let shared = &self.shared;
+        let engine = shared.lanes().snapshot();
+        Snapshot {
+            account: engine.account,
+            processors: shared.registry.count(),
+            channels: shared.channels.len(),
+            schedules: shared.timer.live(),
+            unmatched: shared.unmatched.load(Ordering::Relaxed),
+            dispatchers: engine.dispatchers,
+            threads: engine.workers,
+        }
+    }
+
+    /// Waits until no mailbox has an event in it. False if that has not come within `limit`.
+    pub fn wait_quiet(&self, limit: Duration) -> bool {
+        self.shared.lanes().wait_quiet(limit)
+    }
+
+    /// Closes the gate of a processor and takes it off all channels. Nobody waits.
+    pub(crate) fn begin_stop(&self, cell: &Arc<Cell>) {
+        let empty = cell.gate.close();
+        self.shared.channels.forget(cell);
+        if empty {
+            self.shared.finish(cell);
+        }
+    }
+
+    pub(crate) fn stop_cell(
+        &self,
+        cell: &Arc<Cell>,
+        drain: Duration,
+    ) -> (Stopping, Vec<Box<dyn Any + Send>>) {
+        self.begin_stop(cell);
+        if self.shared.is_inside(None) {
+            return (Stopping::Draining, Vec::new());
+        }
+        let drained = cell.wait_finished(Instant::now() + drain.min(FAR));
+        if !drained {
+            cell.discarding.store(true, Ordering::Release);
+            if !cell.wait_finished(Instant::now() + self.shared.stop_grace) {
+                return (Stopping::StillRunning, Vec::new());
+            }
+        }
+        (Stopping::Stopped, cell.take_returned())
+    }
+}
+
+/// A processor to be.
+#[derive(Debug)]
+#[must_use = "nothing is registered before `handle` or `handler` is called"]
+pub struct Registration<'a> {
+    events: &'a Handle,
+    id: Option<String>,
+    dispatcher: String,
+    queue_size: Option<usize>,
+    parent: Option<AnyProcessor>,
+    channels: Vec<String>,
+}
+
+impl Registration<'_> {
+    /// The dispatcher whose threads run it. Default: `""`.
+    pub fn dispatcher(mut self, name: impl Into<String>) -> Self {
+        self.dispatcher = name.into();
+        self
+    }
+
+    /// At most this many events in its mailbox. Default: the configuration's `default-queue-size`.
+    pub fn queue_size(mut self, events: usize) -> Self {
+        self.queue_size = Some(events);
+        self
+    }
+
+    /// The processor that this one belongs to. A reference and nothing more: it is not stopped with it.
+    pub fn parent(mut self, parent: impl Into<AnyProcessor>) -> Self {
+        self.parent = Some(parent.into());
+        self
+    }
+
+    /// Subscribes it to these channels.
+    pub fn subscribe(mut self, channels: &[&str]) -> Self {
+        self.channels.extend(channels.iter().map(|channel| (*channel).to_owned()));
+        self
+    }
+
+    /// Registers it with a closure that handles its events; it may return `()`, a [`Handled`] or a `Result`.
+    ///
+    /// ```
+    /// use laneway_events::{Events, EventsConfig, Handled};
+    /// let events = Events::start(EventsConfig::default())?;
+    /// let mut seen = 0;
+    /// events.processor("counter").queue_size(100).handle(move |context, event: u32| match event {
+    ///     0 => Handled::Unmatched(event),
+    ///     n => {
+    ///         seen += n;
+    ///         println!("{}: {seen} on thread {}", context.id(), context.thread());
+    ///         Handled::Done
+    ///     }
+    /// })?;
+    /// events.post_to("counter", 7_u32)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn handle<E, F, R>(self, handler: F) -> Result<ProcessorRef<E>, RegisterError>
+    where
+        E: Send + 'static,
+        F: FnMut(&mut Context<'_, E>, E) -> R + Send + 'static,
+        R: Into<Handled<E>> + 'static,
+    {
+        self.register(Box::new(Closure(handler)), false)
+    }
+
+    /// Registers it with a [`Handler`], whose `started` is called before the first event.
+    pub fn handler<E: Send + 'static>(
+        self,
+        handler: impl Handler<E>,
+    ) -> Result<ProcessorRef<E>, RegisterError> {
+        self.register(Box::new(handler), true)
+    }
+
+    fn register<E: Send + 'static>(
+        self,
+        handler: Box<dyn Handler<E>>,
+        start: bool,
+    ) -> Result<ProcessorRef<E>, RegisterError> {
+        let shared = &self.events.shared;
+        let place = shared.dispatchers.iter().position(|known| **known == *self.dispatcher);
+        let place = place.ok_or_else(|| RegisterError::NoSuchDispatcher {
+            name: self.dispatcher.clone(),
+            known: listed(&shared.dispatchers.iter().map(|name| name.to_string()).collect::<Vec<_>>()),
+        })?;
+        let queue_size = self.queue_size.unwrap_or(shared.default_queue_size);
+        if queue_size == 0 || queue_size > 1_000_000 {
+            return Err(RegisterError::QueueSize(queue_size));
+        }
+        let number = shared.next_number.fetch_add(1, Ordering::Relaxed);
+        let id: Arc<str> = self.id.map_or_else(|| format!("processor-{number}").into(), Arc::from);
+        let cell = Plan {
+            id: id.clone(),
+            number,
+            place,
+            dispatcher: shared.dispatchers[place].clone(),
+            queue_size: queue_size as u64,
+            parent: self.parent.map(|parent| parent.cell),
+        }
+        .cell(handler);
+        // Under the registry's lock, so that nobody can post before it; a submission never blocks.
+        let first = || match start {
+            true => shared.submit_start(&cell),
+            false => Ok(()),
+        };
+        shared.registry.insert(&id, &cell, first).map_err(|error: RegisterError| match error {
+            RegisterError::DuplicateId(_) => RegisterError::DuplicateId(id.to_string()),
+            other => other,
+        })?;
+        let channels: Vec<&str> = self.channels.iter().map(String::as_str).collect();
+        if !channels.is_empty() {
+            shared.channels.subscribe(&cell, &channels);
+        }
+        Ok(ProcessorRef::new(cell, self.events.clone()))
+    }
+}
+
+impl Shared {
+    fn submit_start(&self, cell: &Arc<Cell>) -> Result<(), RegisterError> {
+        // Beside the queue size, which is for events.
+        cell.gate.enter(u64::MAX >> 1).expect("a gate that nobody has closed");
+        self.submit(cell, Envelope::Start).map_err(|(_, reason)| match reason {
+            Refusal::ShutDown => RegisterError::ShutDown,
+            _ => RegisterError::DispatcherFull,
+        })
+    }
+}
+
+impl From<NotInserted> for RegisterError {
+    fn from(reason: NotInserted) -> Self {
+        match reason {
+            NotInserted::Closed => RegisterError::ShutDown,
+            NotInserted::Taken => RegisterError::DuplicateId(String::new()),
+        }
+    }
+}

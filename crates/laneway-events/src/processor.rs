@@ -1,0 +1,464 @@
+//! A processor: its mailbox is a lane of the engine, its key is its number, and its handlers live in its [`Cell`].
+//!
+//! An event's way: `ProcessorRef::post` → the gate (`gate.rs`) → the engine's lane → a thread of the dispatcher → [`Cell::run`] → the
+//! topmost handler. The lane sees to order and exclusion, so a handler is in the hands of one thread at a time, and no lock is
+//! held while it runs: the thread takes the stack of handlers out of its cell and puts it back afterwards.
+
+use std::{
+    any::{Any, TypeId, type_name},
+    fmt,
+    hash::{Hash, Hasher},
+    marker::PhantomData,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use laneway::Outcome;
+
+use crate::{
+    AskError, Become, Context, Handle, Handled, Handler, LookupError, Refusal, Refused, Report,
+    ask::{self, Reply},
+    events::StopReport,
+    gate::{Gate, Shut},
+    handler::{Change, Closure, Stack},
+    sync::{Condvar, Mutex, lock, wait_until},
+};
+
+/// What travels through the engine: an event, or a request about the handlers, without its type.
+pub(crate) enum Envelope {
+    Event(Box<dyn Any + Send>),
+    /// A `Change<E>`.
+    Change(Box<dyn Any + Send>),
+    Start,
+}
+
+/// The key of a lane: a processor.
+#[derive(Clone)]
+pub(crate) struct Address(pub(crate) Arc<Cell>);
+
+impl Hash for Address {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.0.number);
+    }
+}
+
+/// What is known of a processor without the type of its events.
+pub(crate) struct Cell {
+    pub(crate) id: Arc<str>,
+    /// Its own for ever: an id may be used again, a number is not.
+    pub(crate) number: u64,
+    /// The index of its dispatcher.
+    pub(crate) place: usize,
+    pub(crate) dispatcher: Arc<str>,
+    pub(crate) queue_size: u64,
+    pub(crate) parent: Option<Arc<Cell>>,
+    pub(crate) gate: Gate,
+    /// Set when the time to drain is over: events go back instead of into the handler.
+    pub(crate) discarding: AtomicBool,
+    returned: Mutex<Vec<Box<dyn Any + Send>>>,
+    /// Whether it has been finished off, and who waits for that.
+    finished: (Mutex<bool>, Condvar),
+    behaviour: Box<dyn Behave>,
+}
+
+impl Cell {
+    pub(crate) fn takes<E: 'static>(&self) -> bool {
+        self.behaviour.event_type() == TypeId::of::<E>()
+    }
+
+    pub(crate) fn wrong_type<E>(&self) -> LookupError {
+        let (id, takes) = (self.id.to_string(), self.behaviour.event_type_name());
+        LookupError::WrongType { id, takes, given: type_name::<E>() }
+    }
+
+    /// Handles what an envelope holds. A panic of the handler goes through, after everything is in its place again.
+    pub(crate) fn run(self: &Arc<Self>, events: &Handle, thread: usize, envelope: Envelope) -> Outcome {
+        if self.discarding.load(Ordering::Acquire) {
+            if let Envelope::Event(event) = envelope {
+                lock(&self.returned).push(event);
+            }
+            return Outcome::Done;
+        }
+        self.behaviour.run(self, events, thread, envelope)
+    }
+
+    pub(crate) fn take_returned(&self) -> Vec<Box<dyn Any + Send>> {
+        std::mem::take(&mut *lock(&self.returned))
+    }
+
+    /// Lets the handlers go and tells who waits. Done once, by whoever emptied the gate after it was closed, or by the shutdown.
+    pub(crate) fn finish(&self) {
+        self.behaviour.retire();
+        *lock(&self.finished.0) = true;
+        self.finished.1.notify_all();
+    }
+
+    /// Waits until it has been finished off. False if that has not come by then.
+    pub(crate) fn wait_finished(&self, deadline: Instant) -> bool {
+        let mut finished = lock(&self.finished.0);
+        while !*finished {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            finished = wait_until(&self.finished.1, finished, Some(deadline));
+        }
+        true
+    }
+}
+
+/// What a processor is made of.
+pub(crate) struct Plan {
+    pub(crate) id: Arc<str>,
+    pub(crate) number: u64,
+    pub(crate) place: usize,
+    pub(crate) dispatcher: Arc<str>,
+    pub(crate) queue_size: u64,
+    pub(crate) parent: Option<Arc<Cell>>,
+}
+
+impl Plan {
+    pub(crate) fn cell<E: Send + 'static>(self, handler: Box<dyn Handler<E>>) -> Arc<Cell> {
+        let Plan { id, number, place, dispatcher, queue_size, parent } = self;
+        let behaviour = Box::new(Typed { home: Mutex::new(Home::Here(Stack(vec![handler]))) });
+        Arc::new(Cell {
+            id,
+            number,
+            place,
+            dispatcher,
+            queue_size,
+            parent,
+            gate: Gate::default(),
+            discarding: AtomicBool::new(false),
+            returned: Mutex::new(Vec::new()),
+            finished: (Mutex::new(false), Condvar::new()),
+            behaviour,
+        })
+    }
+}
+
+/// The part of a processor that knows the type of its events.
+trait Behave: Send + Sync {
+    fn run(&self, cell: &Arc<Cell>, events: &Handle, thread: usize, envelope: Envelope) -> Outcome;
+    /// No handler will be called any more, except to be told so.
+    fn retire(&self);
+    fn event_type(&self) -> TypeId;
+    fn event_type_name(&self) -> &'static str;
+}
+
+struct Typed<E> {
+    home: Mutex<Home<E>>,
+}
+
+/// Where the handlers are.
+enum Home<E> {
+    Here(Stack<E>),
+    /// With the thread that runs one of them.
+    Out,
+    /// Gone, or, if they are out, to go when they come back.
+    Retired,
+}
+
+/// Handlers in the hands of a thread. They go back when it lets go of them, panic or not.
+struct InHand<'a, E: 'static> {
+    home: &'a Mutex<Home<E>>,
+    stack: Option<Stack<E>>,
+}
+
+impl<'a, E: 'static> InHand<'a, E> {
+    fn take(home: &'a Mutex<Home<E>>) -> Option<Self> {
+        let mut at_home = lock(home);
+        match std::mem::replace(&mut *at_home, Home::Out) {
+            Home::Here(stack) => Some(InHand { home, stack: Some(stack) }),
+            Home::Out => unreachable!("a lane has one event in flight"),
+            Home::Retired => {
+                *at_home = Home::Retired;
+                None
+            }
+        }
+    }
+
+    fn stack(&mut self) -> &mut Stack<E> {
+        self.stack.as_mut().expect("taken out in `drop` only")
+    }
+}
+
+impl<E: 'static> Drop for InHand<'_, E> {
+    fn drop(&mut self) {
+        let Some(stack) = self.stack.take() else { return };
+        let mut at_home = lock(self.home);
+        if matches!(*at_home, Home::Out) {
+            *at_home = Home::Here(stack);
+            return;
+        }
+        drop(at_home);
+        dismiss(stack);
+    }
+}
+
+/// Tells the handlers that it is over, the topmost first. What they throw stops here.
+fn dismiss<E: 'static>(mut stack: Stack<E>) {
+    while let Some(mut handler) = stack.0.pop() {
+        let _ = catch_unwind(AssertUnwindSafe(move || handler.stopped()));
+    }
+}
+
+impl<E: Send + 'static> Behave for Typed<E> {
+    fn run(&self, cell: &Arc<Cell>, events: &Handle, thread: usize, envelope: Envelope) -> Outcome {
+        let Some(mut hand) = InHand::take(&self.home) else { return Outcome::Skip };
+        let stack = hand.stack();
+        let mut context = Context { events, cell, thread, depth: stack.0.len(), changes: Vec::new() };
+        let top = stack.0.last_mut().expect("there is always one");
+        let handled = match envelope {
+            Envelope::Event(event) => {
+                let event = event.downcast::<E>().expect("posted by its type");
+                top.handle(&mut context, *event)
+            }
+            Envelope::Change(change) => {
+                stack.apply(*change.downcast::<Change<E>>().expect("requested by its type"));
+                return Outcome::Done;
+            }
+            Envelope::Start => {
+                top.started(&mut context);
+                Handled::Done
+            }
+        };
+        if !matches!(handled, Handled::Failed(_)) {
+            let changes = std::mem::take(&mut context.changes);
+            changes.into_iter().for_each(|change| stack.apply(change));
+        }
+        drop(hand);
+        match handled {
+            Handled::Done => Outcome::Done,
+            Handled::Failed(error) => Outcome::Failed(error),
+            Handled::Unmatched(event) => {
+                let (processor, event_type) = (cell.id.clone(), type_name::<E>());
+                events.shared.report(Report::Unmatched { processor, event: Box::new(event), event_type });
+                Outcome::Done
+            }
+        }
+    }
+
+    fn retire(&self) {
+        let before = std::mem::replace(&mut *lock(&self.home), Home::Retired);
+        if let Home::Here(stack) = before {
+            dismiss(stack);
+        }
+    }
+
+    fn event_type(&self) -> TypeId {
+        TypeId::of::<E>()
+    }
+
+    fn event_type_name(&self) -> &'static str {
+        type_name::<E>()
+    }
+}
+
+/// A processor that takes events of type `E`: what others know it by. Cheap to clone, valid for ever; once the processor has stopped, it refuses.
+pub struct ProcessorRef<E> {
+    pub(crate) cell: Arc<Cell>,
+    pub(crate) events: Handle,
+    takes: PhantomData<fn(E)>,
+}
+
+impl<E> Clone for ProcessorRef<E> {
+    fn clone(&self) -> Self {
+        ProcessorRef { cell: self.cell.clone(), events: self.events.clone(), takes: PhantomData }
+    }
+}
+
+impl<E> fmt::Debug for ProcessorRef<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ProcessorRef({:?})", self.cell.id)
+    }
+}
+
+impl<E> PartialEq for ProcessorRef<E> {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.cell, &other.cell)
+    }
+}
+
+impl<E> Eq for ProcessorRef<E> {}
+
+impl<E: Send + 'static> ProcessorRef<E> {
+    pub(crate) fn new(cell: Arc<Cell>, events: Handle) -> Self {
+        debug_assert!(cell.takes::<E>());
+        ProcessorRef { cell, events, takes: PhantomData }
+    }
+
+    /// Its id.
+    pub fn id(&self) -> &str {
+        &self.cell.id
+    }
+
+    /// The name of its dispatcher.
+    pub fn dispatcher(&self) -> &str {
+        &self.cell.dispatcher
+    }
+
+    /// Events in its mailbox: waiting, and in the handler.
+    pub fn depth(&self) -> usize {
+        self.cell.gate.inside() as usize
+    }
+
+    /// At most this many events are in its mailbox.
+    pub fn queue_size(&self) -> usize {
+        self.cell.queue_size as usize
+    }
+
+    /// Whether it takes no more events.
+    pub fn is_stopped(&self) -> bool {
+        self.cell.gate.is_closed()
+    }
+
+    /// The same without the type, to be a parent.
+    pub fn untyped(&self) -> AnyProcessor {
+        AnyProcessor::new(self.cell.clone(), self.events.clone())
+    }
+
+    /// Posts an event. Never blocks; what is not accepted is given back.
+    pub fn post(&self, event: E) -> Result<(), Refused<E>> {
+        // A look before the event is boxed: whoever posts to a full mailbox does so again and again.
+        if let Err(reason) = self.events.shared.enter(&self.cell) {
+            return Err(Refused { event, reason });
+        }
+        let posted = self.events.shared.submit(&self.cell, Envelope::Event(Box::new(event)));
+        posted.map_err(|(envelope, reason)| Refused { event: opened(envelope), reason })
+    }
+
+    /// Posts an event that carries a [`Reply`], and waits for what comes back, at most so long.
+    ///
+    /// A handler that asks keeps its thread while it waits. Where that does not do, give the question a [`Reply::to`] and go on.
+    ///
+    /// ```
+    /// use laneway_events::{Events, EventsConfig, Reply};
+    /// use std::time::Duration;
+    ///
+    /// enum Account { Deposit(u64), Balance(Reply<u64>) }
+    ///
+    /// let events = Events::start(EventsConfig::default())?;
+    /// let mut balance = 0;
+    /// let account = events.processor("account").handle(move |_, event: Account| match event {
+    ///     Account::Deposit(amount) => balance += amount,
+    ///     Account::Balance(reply) => { reply.send(balance); }
+    /// })?;
+    /// account.post(Account::Deposit(5))?;
+    /// assert_eq!(account.ask(Duration::from_secs(5), Account::Balance)?, 5);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn ask<R: Send + 'static>(
+        &self,
+        limit: Duration,
+        question: impl FnOnce(Reply<R>) -> E,
+    ) -> Result<R, AskError<E>> {
+        if self.events.shared.is_inside(Some(&self.cell)) {
+            return Err(AskError::Itself);
+        }
+        let (reply, pending) = ask::pair();
+        self.post(question(reply)).map_err(AskError::Refused)?;
+        pending.wait(limit).map_err(|error| match error {
+            ask::NoAnswer::Unanswered => AskError::Unanswered,
+            ask::NoAnswer::TimedOut => AskError::TimedOut(limit),
+        })
+    }
+
+    /// Asks the processor to handle events by this closure, from behind all events that it has accepted so far. Takes a place in its mailbox as an event does.
+    pub fn request_become<F, R>(&self, handler: F, how: Become) -> Result<(), Refusal>
+    where
+        F: FnMut(&mut Context<'_, E>, E) -> R + Send + 'static,
+        R: Into<Handled<E>> + 'static,
+    {
+        self.request_become_handler(Closure(handler), how)
+    }
+
+    /// The same for a [`Handler`].
+    pub fn request_become_handler(&self, handler: impl Handler<E>, how: Become) -> Result<(), Refusal> {
+        self.request(Change::Become(Box::new(handler), how))
+    }
+
+    /// Asks the processor to take its topmost handler off the stack. The last one stays.
+    pub fn request_unbecome(&self) -> Result<(), Refusal> {
+        self.request(Change::Unbecome)
+    }
+
+    fn request(&self, change: Change<E>) -> Result<(), Refusal> {
+        self.events.shared.enter(&self.cell)?;
+        let submitted = self.events.shared.submit(&self.cell, Envelope::Change(Box::new(change)));
+        submitted.map_err(|(_, reason)| reason)
+    }
+
+    /// Stops it: no more events, those in the mailbox are handled for at most `drain`, the one in the handler is waited for, and the
+    /// rest is given back. Called inside a handler of this system it does not wait ([`Stopping::Draining`](crate::Stopping::Draining)).
+    pub fn stop(&self, drain: Duration) -> StopReport<E> {
+        let (stopping, returned) = self.events.stop_cell(&self.cell, drain);
+        let typed = |event: Box<dyn Any + Send>| *event.downcast::<E>().expect("posted by its type");
+        StopReport { stopping, returned: returned.into_iter().map(typed).collect() }
+    }
+}
+
+fn opened<E: 'static>(envelope: Envelope) -> E {
+    match envelope {
+        Envelope::Event(event) => *event.downcast::<E>().expect("boxed a moment ago"),
+        Envelope::Change(_) | Envelope::Start => unreachable!("an event went in"),
+    }
+}
+
+/// A processor whose events are of some type or other: a parent, for one.
+#[derive(Clone)]
+pub struct AnyProcessor {
+    pub(crate) cell: Arc<Cell>,
+    events: Handle,
+}
+
+impl fmt::Debug for AnyProcessor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AnyProcessor({:?})", self.cell.id)
+    }
+}
+
+impl AnyProcessor {
+    pub(crate) fn new(cell: Arc<Cell>, events: Handle) -> Self {
+        AnyProcessor { cell, events }
+    }
+
+    /// Its id.
+    pub fn id(&self) -> &str {
+        &self.cell.id
+    }
+
+    /// Whether it takes no more events.
+    pub fn is_stopped(&self) -> bool {
+        self.cell.gate.is_closed()
+    }
+
+    /// It, if its events are of this type.
+    pub fn typed<E: Send + 'static>(&self) -> Option<ProcessorRef<E>> {
+        self.cell.takes::<E>().then(|| ProcessorRef::new(self.cell.clone(), self.events.clone()))
+    }
+}
+
+impl<E: Send + 'static> From<&ProcessorRef<E>> for AnyProcessor {
+    fn from(processor: &ProcessorRef<E>) -> Self {
+        processor.untyped()
+    }
+}
+
+impl From<&AnyProcessor> for AnyProcessor {
+    fn from(processor: &AnyProcessor) -> Self {
+        processor.clone()
+    }
+}
+
+impl From<Shut> for Refusal {
+    fn from(shut: Shut) -> Self {
+        match shut {
+            Shut::Full => Refusal::QueueFull,
+            Shut::Closed => Refusal::Stopped,
+        }
+    }
+}
