@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use laneway::{Engine, Handle, Message, Priority, Topology, WaitStrategy};
+use laneway::{Batch, Engine, Handle, Message, Outcome, Priority, Topology, WaitStrategy};
 use witness::{DEADLINE, Gate, Log, OpensAtLast, Witness, send};
 
 /// Keys whose dispatcher is the first part of their number's parity, for the topology that places by name.
@@ -262,6 +262,33 @@ fn parking_a_lane_does_not_cost_it_its_urgency() {
     send(&engine, (2..5).map(|key| (key, 0)));
     assert!(engine.resume(&1));
     assert_eq!(release(&engine, &log, 5)[..2], [(1, 0), (1, 1)]);
+}
+
+#[test]
+fn a_turn_that_is_cut_short_does_not_cost_its_lane_the_urgency() {
+    let log = Log::new();
+    let log_too = log.clone();
+    let engine = Engine::builder()
+        .topology(Topology::pool(1))
+        .batch_max(4)
+        .handle_batch(move |context, batch: &mut Batch<'_, u64, u64>| {
+            log_too.push((*context.key(), batch.len()));
+            let first = *context.key() == 0 && context.attempt() == 1 && log_too.len() == 1;
+            if first { Outcome::RetryAfter(Duration::from_secs(3_600)) } else { Outcome::Done }
+        })
+        .build()
+        .unwrap();
+    assert!(engine.pause("pool-0"));
+    send(&engine, [(0, 0), (0, 1)]);
+    engine.submit(Message::new(0, 2).priority(Priority::Urgent)).unwrap();
+    assert!(engine.unpause("pool-0"));
+    log.wait_len(1);
+    witness::eventually("it is put back", || engine.snapshot().dispatchers[0].deferred_lanes == 1);
+    assert!(engine.pause("pool-0"));
+    engine.submit(Message::new(1, 0).priority(Priority::High)).unwrap();
+    assert!(engine.resume(&0));
+    assert!(engine.unpause("pool-0"));
+    assert_eq!(log.wait_len(3), [(0, 3), (0, 3), (1, 1)], "the urgent one is still in the first lane");
 }
 
 #[test]

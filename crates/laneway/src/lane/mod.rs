@@ -572,8 +572,13 @@ impl<K, M> Lanes<K, M> {
             parked_alone = turn.items.pop_front();
         }
         while let Some(item) = turn.items.pop_back() {
+            // A lane stands in the tier of its most urgent message, also of those that come back.
+            let tier = item.message.priority.tier();
+            match lane.urgent_left > 0 && tier >= lane.tier {
+                true => lane.urgent_left += 1,
+                false => (lane.tier, lane.urgent_left) = (tier, 1),
+            }
             self.waiting.push_front(&mut lane.waiting, id, item, false);
-            lane.urgent_left += u32::from(lane.urgent_left > 0);
         }
         if let Some(extra) = &mut lane.extra {
             extra.holder = None;
