@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use laneway::{Engine, Handle, Message, Outcome, Priority, Topology, WaitStrategy};
+use laneway::{Batch, Engine, Handle, Message, Outcome, Priority, Topology, WaitStrategy};
 use witness::{DEADLINE, Gate, Log, OpensAtLast, Witness, send};
 
 /// Keys whose dispatcher is the first part of their number's parity, for the topology that places by name.
@@ -271,7 +271,7 @@ fn a_turn_that_is_cut_short_does_not_cost_its_lane_the_urgency() {
     let engine = Engine::builder()
         .topology(Topology::pool(1))
         .batch_max(4)
-        .handle_batch(move |context, batch: &mut laneway::Batch<'_, u64, u64>| {
+        .handle_batch(move |context, batch: &mut Batch<'_, u64, u64>| {
             log_too.push((*context.key(), batch.len()));
             let first = *context.key() == 0 && context.attempt() == 1 && log_too.len() == 1;
             if first { Outcome::RetryAfter(Duration::from_secs(3_600)) } else { Outcome::Done }
