@@ -10,11 +10,14 @@
 //! the way in over the network that needs no queue, [`targets`] is what stands at the end in tests and demonstrations, and [`warnings`] is what
 //! an operator should know.
 
+pub mod api;
+pub mod config;
 pub mod ingress;
 pub mod mediator;
 pub mod message;
 pub mod pool;
 pub mod router;
+pub mod service;
 pub mod settle;
 pub mod source;
 pub mod targets;

@@ -281,6 +281,15 @@ impl Router {
         }
     }
 
+    /// Lets a pool take nothing more and run what it has. [`remove_pool`](Self::remove_pool) then ends it.
+    pub fn drain_pool(&self, code: &str) -> Result<(), RouterError> {
+        if code == DEFAULT_POOL {
+            return Err(RouterError::DefaultPool);
+        }
+        self.pool(code)?.set_state(PoolState::Draining);
+        Ok(())
+    }
+
     /// Removes a pool: it takes nothing more, runs what it has, and goes. If that takes longer than `limit` it goes on draining, and can be
     /// removed again.
     pub async fn remove_pool(&self, code: &str, limit: Duration) -> Result<(), RouterError> {
