@@ -127,6 +127,8 @@ struct Feed {
 #[derive(Clone)]
 pub struct Router {
     inner: Arc<Inner>,
+    /// Those that put messages into pools; they end by themselves when the router closes.
+    intakes: Arc<Mutex<Vec<JoinHandle<()>>>>,
     tasks: Arc<Mutex<Vec<JoinHandle<()>>>>,
 }
 
@@ -203,7 +205,7 @@ impl Router {
             closing: watch::Sender::new(false),
             alone: AtomicU64::new(0),
         });
-        Ok(Router { inner, tasks: Arc::default() })
+        Ok(Router { inner, intakes: Arc::default(), tasks: Arc::default() })
     }
 
     /// Begins to read a source.
@@ -222,7 +224,8 @@ impl Router {
         let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         tasks.push(tokio::spawn(settler));
         tasks.push(tokio::spawn(keep_leases(Arc::clone(&self.inner), Arc::clone(&feed))));
-        tasks.push(tokio::spawn(take_in(Arc::clone(&self.inner), feed)));
+        let intake = tokio::spawn(take_in(Arc::clone(&self.inner), feed));
+        self.intakes.lock().unwrap_or_else(PoisonError::into_inner).push(intake);
     }
 
     // ── pools ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -409,6 +412,11 @@ impl Router {
     pub async fn shutdown(&self, drain: Duration) -> RouterReport {
         self.close();
         let deadline = Instant::now() + drain;
+        // What they have claimed has to be in its pool before the pools can be found empty.
+        let intakes = std::mem::take(&mut *self.intakes.lock().unwrap_or_else(PoisonError::into_inner));
+        for intake in intakes {
+            let _ = intake.await;
+        }
         let pools = self.inner.pools.load_full();
         for pool in pools.values() {
             pool.wait_empty(deadline).await;

@@ -6,6 +6,7 @@ use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
+use http_body::Body as _;
 use serde::de::DeserializeOwned;
 
 use super::guard::TooSlow;
@@ -76,14 +77,16 @@ fn must_be_json(headers: &HeaderMap) -> Result<(), Problem> {
 }
 
 async fn collect(body: Body, most: usize) -> Result<Bytes, Problem> {
-    axum::body::to_bytes(body, most).await.map_err(|error| {
-        let too_long =
-            || Problem::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body is longer than {most} bytes"));
-        match cause(&error) {
-            Cause::TooSlow => Problem::new(StatusCode::REQUEST_TIMEOUT, TooSlow.to_string()),
-            Cause::TooLong => too_long(),
-            Cause::Other => Problem::bad_request(format!("the body could not be read: {error}")),
-        }
+    let too_long =
+        || Problem::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body is longer than {most} bytes"));
+    // One that announces its length need not be waited for.
+    if body.size_hint().lower() > most as u64 {
+        return Err(too_long());
+    }
+    axum::body::to_bytes(body, most).await.map_err(|error| match cause(&error) {
+        Cause::TooSlow => Problem::new(StatusCode::REQUEST_TIMEOUT, TooSlow.to_string()),
+        Cause::TooLong => too_long(),
+        Cause::Other => Problem::bad_request(format!("the body could not be read: {error}")),
     })
 }
 

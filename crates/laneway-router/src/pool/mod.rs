@@ -293,6 +293,21 @@ fn named(key: &GroupKey) -> Option<Arc<str>> {
 }
 
 impl Tempo {
+    /// About how long until half of so many have left. While nothing has left at all, as long again as that has been so.
+    fn patience(&self, held: usize) -> Duration {
+        let passed = self.since.elapsed();
+        let per_second = match self.per_second {
+            // The first second is not over.
+            0.0 => f64::from(self.left) / passed.as_secs_f64().max(0.01),
+            known => known,
+        };
+        let patience = match per_second {
+            0.0 => passed,
+            known => Duration::from_secs_f64((held as f64 / 2.0 / known).min(PATIENCE.1.as_secs_f64())),
+        };
+        patience.clamp(PATIENCE.0, PATIENCE.1)
+    }
+
     fn one_left(&mut self) {
         self.left += 1;
         let passed = self.since.elapsed().as_secs_f64();
@@ -476,10 +491,8 @@ impl Pool {
 
     fn refuse(&self, held: Held) -> NoRoom {
         self.core.counters.refused.fetch_add(1, Relaxed);
-        let per_second = self.core.tempo.lock().unwrap_or_else(PoisonError::into_inner).per_second;
-        let seconds = self.held() as f64 / 2.0 / per_second.max(0.01);
-        let patience = Duration::from_secs_f64(seconds.min(PATIENCE.1.as_secs_f64()));
-        NoRoom { held, patience: patience.clamp(PATIENCE.0, PATIENCE.1) }
+        let tempo = self.core.tempo.lock().unwrap_or_else(PoisonError::into_inner);
+        NoRoom { held, patience: tempo.patience(self.held()) }
     }
 
     /// Runs by other settings from now on. The number of parts cannot be changed while messages are here; the answer is then what is wrong.
@@ -663,5 +676,26 @@ async fn give_back_all(
             }
         }
         drop(barred);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_finds_no_room_comes_back_when_there_may_be_some() {
+        let mut tempo = Tempo { since: Instant::now(), left: 0, per_second: 0.0 };
+        let millis = |tempo: &Tempo, held| tempo.patience(held).as_millis();
+        assert_eq!(millis(&tempo, 500), 100, "a pool that has just begun is not taken for a slow one");
+        tokio::time::advance(Duration::from_millis(500)).await;
+        assert_eq!(millis(&tempo, 500), 500, "nothing has left for so long");
+        (0..50).for_each(|_| tempo.one_left());
+        assert_eq!(millis(&tempo, 500), 2_500, "100 a second");
+        tokio::time::advance(Duration::from_millis(500)).await;
+        tempo.one_left();
+        assert_eq!(millis(&tempo, 51), 500, "51 in the first second");
+        tokio::time::advance(Duration::from_secs(99)).await;
+        assert_eq!(millis(&tempo, 1_000_000), 30_000);
     }
 }
