@@ -83,6 +83,9 @@ pub enum RouterError {
     /// It is on its way out.
     #[error("the pool {0:?} is draining")]
     Draining(String),
+    /// It has not opened yet.
+    #[error("the pool {0:?} waits until {DEFAULT_POOL} has delivered what it took in its stead")]
+    Waiting(String),
     /// Settings that cannot be.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     BadSettings(Vec<BadSetting>),
@@ -248,7 +251,9 @@ impl Router {
         // It waits until the next intake has seen it, at least: one that is under way may be giving a message of this code to the
         // default pool just now.
         let room = Arc::clone(&self.inner.room);
-        let pool = Pool::start(code.into(), settings, mediator, PoolState::Waiting, room);
+        let has_sources = !self.inner.feeds.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
+        let state = if has_sources { PoolState::Waiting } else { PoolState::Open };
+        let pool = Pool::start(code.into(), settings, mediator, state, room);
         let mut more = BTreeMap::clone(&pools);
         more.insert(Arc::clone(pool.code()), Arc::clone(&pool));
         self.inner.pools.store(Arc::new(more));
@@ -283,7 +288,8 @@ impl Router {
                 pool.set_state(state);
                 Ok(())
             }
-            PoolState::Waiting | PoolState::Draining => Err(RouterError::Draining(code.to_owned())),
+            PoolState::Waiting => Err(RouterError::Waiting(code.to_owned())),
+            PoolState::Draining => Err(RouterError::Draining(code.to_owned())),
         }
     }
 
@@ -418,13 +424,9 @@ impl Router {
             let _ = intake.await;
         }
         let pools = self.inner.pools.load_full();
-        for pool in pools.values() {
-            pool.wait_empty(deadline).await;
-        }
-        let mut report = RouterReport { given_back: 0, settled: true };
-        for pool in pools.values() {
-            report.given_back += pool.end(deadline.max(Instant::now())).await;
-        }
+        // All at once: each drains until then, and none waits for what is parked or paused, which would not end by itself.
+        let ends = futures_util::future::join_all(pools.values().map(|pool| pool.end(deadline))).await;
+        let mut report = RouterReport { given_back: ends.into_iter().sum(), settled: true };
         let feeds: Vec<_> = self.inner.feeds.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let last = Instant::now() + RETRY.1;
         for feed in feeds {

@@ -155,8 +155,6 @@ impl Service {
         }
         let http = HttpMediator::new(config.mediator.http.clone(), Signer::default());
         let mediators = Mediators::new(http, Simulated::new(fastrand::u64(..)));
-        let router = start_router(&config, &mediators)?;
-        // Before the first message is claimed: what has a pool must not go to the default pool.
         let ingress = match &config.ingress {
             Some(settings) => {
                 let mediator = mediators.with_signer(signer(&config, &[]));
@@ -164,6 +162,8 @@ impl Service {
             }
             None => None,
         };
+        // With all its pools before the first message is claimed: what has a pool must not go to the default pool.
+        let router = start_router(&config, &mediators)?;
         let lease = SourceSettings { lease: config.lease };
         for queue in queues.values() {
             router.add_source(Arc::new(queue.clone()), lease);

@@ -3,7 +3,7 @@
 //! Waiting is done by asking until the answer is right, with a deadline; nothing here assumes how long something takes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full};
@@ -129,18 +129,7 @@ impl Bench {
     }
 
     fn note(&self, method: &str, path: &str) {
-        let path = path.split('?').next().unwrap_or(path);
-        let parts: Vec<&str> = path.split('/').collect();
-        let template = match parts.as_slice() {
-            ["", "api", "pools", _, rest @ ..] => {
-                ["", "api", "pools", "{code}"].iter().chain(rest).copied().collect::<Vec<_>>()
-            }
-            ["", "api", "groups", _, _, rest @ ..] => {
-                ["", "api", "groups", "{pool}", "{group}"].iter().chain(rest).copied().collect()
-            }
-            other => other.to_vec(),
-        };
-        self.called.lock().unwrap().insert((method.to_lowercase(), template.join("/")));
+        self.called.lock().unwrap().insert((method.to_lowercase(), template(path)));
     }
 
     /// Asks until the answer is right.
@@ -166,6 +155,17 @@ impl Bench {
     fn target(&self, name: &str) -> String {
         format!("{}/api/test/{name}", self.base())
     }
+}
+
+/// The path of a request as the description writes it.
+fn template(path: &str) -> String {
+    let mut parts: Vec<&str> = path.split('?').next().unwrap_or(path).split('/').collect();
+    match parts.as_mut_slice() {
+        ["", "api", "pools", code, ..] => *code = "{code}",
+        ["", "api", "groups", pool, group, ..] => (*pool, *group) = ("{pool}", "{group}"),
+        _ => {}
+    }
+    parts.join("/")
 }
 
 /// A target that tells of every call and answers 200.
@@ -398,18 +398,7 @@ async fn every_route_answers_as_it_is_described() {
     ];
     for (method, path, body, status) in requests {
         let answer = bench.call(method, path, body).await.with(status);
-        let (_, template) = {
-            let called = Mutex::default();
-            let other = Bench {
-                service: bench.service.clone(),
-                client: bench.client.clone(),
-                folder: tempfile::tempdir().unwrap(),
-                token: None,
-                called,
-            };
-            other.note(method, path);
-            other.called.lock().unwrap().pop_first().unwrap()
-        };
+        let template = template(path);
         let schema = described(&method.to_lowercase(), &template, status);
         assert!(schema.is_object(), "{method} {template} does not describe {status}");
         check(&answer, &schema, &schemas, path);
@@ -760,6 +749,23 @@ async fn a_pool_makes_all_of_its_attempts_before_its_policy_decides() {
     bench.shutdown().await;
 }
 
+#[tokio::test]
+async fn a_shutdown_does_not_wait_for_what_is_parked_or_paused() {
+    let bench = Bench::new("laneway.pools { paused {}, parks { exhausted = park-group } }").await;
+    bench.call("POST", "/api/pools/paused/pause", None).await.with(200);
+    let to =
+        |pool: &str| json!({ "id": pool, "poolCode": pool, "mediationTarget": bench.target("client-error") });
+    bench.post("/api/messages", json!([to("paused"), to("parks")])).await.with(202);
+    bench.until("/api/pools/paused", |pool| pool["held"] == 1).await;
+    bench.until("/api/pools/parks", |pool| pool["parkedGroups"] == 1).await;
+    let ending = bench.service.shutdown(Duration::from_secs(3_600));
+    let farewell = tokio::time::timeout(DEADLINE, ending).await.expect("at once");
+    assert!(farewell.router.settled && farewell.router.given_back == 2, "{farewell:?}");
+    let again = Bench::at(bench.folder).await;
+    again.until("/api/sources", |sources| sources[0]["claimed"] == 2).await;
+    again.shutdown().await;
+}
+
 // ── metrics ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 /// The samples by name and labels. Checks the format on its way.
@@ -911,12 +917,10 @@ async fn a_drain_delivers_what_is_held() {
     let farewell =
         tokio::time::timeout(DEADLINE, bench.service.shutdown(Duration::from_secs(10))).await.unwrap();
     assert!(farewell.router.settled && farewell.router.given_back == 0, "{farewell:?}");
-    let seen = Arc::new(Mutex::new(BTreeMap::<String, Vec<u64>>::new()));
-    seen.lock().unwrap().entry(first.0).or_default().push(first.1);
+    let mut seen = BTreeMap::from([(first.0, vec![first.1])]);
     while let Ok((key, sequence, _)) = calls.try_recv() {
-        seen.lock().unwrap().entry(key).or_default().push(sequence);
+        seen.entry(key).or_default().push(sequence);
     }
-    let seen = seen.lock().unwrap();
     for (key, sequences) in seen.iter() {
         assert!(sequences.windows(2).all(|pair| pair[1] == pair[0] + 4), "{key}: {sequences:?}");
     }
@@ -932,4 +936,84 @@ async fn a_drain_delivers_what_is_held() {
     again.until("/api/sources", |sources| sources[0]["waiting"] == 0 && sources[0]["leased"] == 0).await;
     assert!(calls.try_recv().is_err(), "each was delivered once");
     again.shutdown().await;
+}
+
+// ── the guide ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+const GUIDE: &str = include_str!("../../../docs/guide/router.md");
+
+/// The blocks of the guide in this language.
+fn blocks(language: &str) -> Vec<&'static str> {
+    let begin = format!("```{language}\n");
+    GUIDE.split(begin.as_str()).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
+}
+
+/// The words of a command, as a shell would cut it.
+fn words(line: &str) -> Vec<String> {
+    let (mut words, mut word, mut quote) = (Vec::new(), String::new(), None);
+    for char in line.chars() {
+        match (char, quote) {
+            ('\'' | '"', None) => quote = Some(char),
+            (char, Some(open)) if char == open => quote = None,
+            (' ', None) => words.extend(Some(std::mem::take(&mut word)).filter(|word| !word.is_empty())),
+            (char, _) => word.push(char),
+        }
+    }
+    words.extend(Some(word).filter(|word| !word.is_empty()));
+    words
+}
+
+#[test]
+fn the_configurations_of_the_guide_are_right() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("laneway.conf");
+    assert_eq!(blocks("hocon").len(), 2);
+    for block in blocks("hocon") {
+        std::fs::write(&file, block).unwrap();
+        Config::load(&Layering::file(&file)).unwrap_or_else(|error| panic!("{block}\n{error}"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_commands_of_the_guide_work_one_after_the_other() {
+    let bench = Bench::new("").await;
+    let lines = blocks("sh").into_iter().flat_map(str::lines).collect::<Vec<_>>();
+    assert!(lines.len() > 15);
+    for line in lines {
+        let (mut method, mut body, mut path) = ("GET".to_owned(), None, String::new());
+        let mut words = words(line).into_iter();
+        assert_eq!(words.next().as_deref(), Some("curl"), "{line}");
+        while let Some(word) = words.next() {
+            match word.as_str() {
+                "-s" => {}
+                "-X" => method = words.next().unwrap(),
+                "-H" => assert_eq!(words.next().as_deref(), Some("content-type: application/json")),
+                "-d" => {
+                    let text = words.next().unwrap().replace("http://localhost:8080", &bench.base());
+                    body = Some(serde_json::from_str(&text).expect(line));
+                }
+                address => path = address.strip_prefix("localhost:8080").expect(line).to_owned(),
+            }
+        }
+        let answer = bench.call(&method, &path, body).await;
+        assert!((200..300).contains(&answer.status), "{line}: {}", answer.text);
+        // A pool that has just been made opens in a moment; a person is not as quick as we are.
+        if method == "PUT" {
+            bench.until(&path, |pool| pool["state"] == "open").await;
+        }
+    }
+    bench.service.targets().unwrap().close();
+    let _ = bench.service.shutdown(Duration::ZERO).await;
+}
+
+/// Every metric that the service has is in the guide.
+#[tokio::test]
+async fn the_guide_names_every_metric() {
+    let bench = Bench::new("").await;
+    let text = bench.call("GET", "/metrics", None).await.text;
+    for name in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()) {
+        let is_named = GUIDE.contains(&format!("`{name}`")) || GUIDE.contains(&format!("`{name}{{"));
+        assert!(is_named, "{name} is not in the guide");
+    }
+    bench.shutdown().await;
 }

@@ -21,7 +21,7 @@ use crate::source::embedded::Publication;
 const MESSAGES_MAX: usize = 1_000;
 
 /// How many messages may be seeded at once.
-const SEED_MAX: u64 = 1_000_000;
+const SEED_MAX: u64 = 100_000;
 
 /// How many wrong messages are told apart; the rest is a number.
 const ERRORS_MAX: usize = 100;

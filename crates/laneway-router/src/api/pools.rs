@@ -209,8 +209,9 @@ async fn remove(
     Path(code): Path<String>,
     Query(limit): Query<Limit>,
 ) -> Result<axum::Json<Removed>, Problem> {
-    let limit =
-        limit.limit_millis.map_or(REMOVAL, Duration::from_millis).min(service.config().http.request_timeout);
+    // A little less than the request has, so that the answer says what became of it.
+    let longest = service.config().http.request_timeout.mul_f64(0.9);
+    let limit = limit.limit_millis.map_or(REMOVAL, Duration::from_millis).min(longest);
     service.router().remove_pool(&code, limit).await?;
     Ok(axum::Json(Removed { removed: code }))
 }

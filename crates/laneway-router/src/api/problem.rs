@@ -102,6 +102,7 @@ impl From<RouterError> for Problem {
             RouterError::PoolExists(_)
             | RouterError::TooManyPools
             | RouterError::DefaultPool
+            | RouterError::Waiting(_)
             | RouterError::Draining(_) => Problem::conflict(detail),
         }
     }
