@@ -24,10 +24,11 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::mediator::Mediator;
+use crate::mediator::{Mediator, MetricsSnapshot};
 use crate::message::Message;
 use crate::pool::{
-    BadSetting, DEFAULT_GROUP, Entry, GroupKey, NoRoom, Pool, PoolCounts, PoolSettings, PoolState, Ungrouped,
+    BadSetting, DEFAULT_GROUP, Entry, GroupKey, InFlight, NoRoom, Pool, PoolCounts, PoolSettings, PoolState,
+    Ungrouped,
 };
 use crate::settle::{Held, Ledger, LedgerCounts};
 use crate::source::{Delivery, Depth, Disposal, Source, SourceError, Wants};
@@ -82,6 +83,9 @@ pub enum RouterError {
     /// It is on its way out.
     #[error("the pool {0:?} is draining")]
     Draining(String),
+    /// It has not opened yet.
+    #[error("the pool {0:?} waits until {DEFAULT_POOL} has delivered what it took in its stead")]
+    Waiting(String),
     /// Settings that cannot be.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     BadSettings(Vec<BadSetting>),
@@ -126,6 +130,8 @@ struct Feed {
 #[derive(Clone)]
 pub struct Router {
     inner: Arc<Inner>,
+    /// Those that put messages into pools; they end by themselves when the router closes.
+    intakes: Arc<Mutex<Vec<JoinHandle<()>>>>,
     tasks: Arc<Mutex<Vec<JoinHandle<()>>>>,
 }
 
@@ -150,6 +156,8 @@ pub struct PoolView {
     pub groups: usize,
     /// What it has counted.
     pub counts: PoolCounts,
+    /// What came of its attempts, and how long they took.
+    pub attempts: MetricsSnapshot,
     /// What its engine has counted.
     pub engine: Snapshot,
 }
@@ -200,7 +208,7 @@ impl Router {
             closing: watch::Sender::new(false),
             alone: AtomicU64::new(0),
         });
-        Ok(Router { inner, tasks: Arc::default() })
+        Ok(Router { inner, intakes: Arc::default(), tasks: Arc::default() })
     }
 
     /// Begins to read a source.
@@ -219,7 +227,8 @@ impl Router {
         let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         tasks.push(tokio::spawn(settler));
         tasks.push(tokio::spawn(keep_leases(Arc::clone(&self.inner), Arc::clone(&feed))));
-        tasks.push(tokio::spawn(take_in(Arc::clone(&self.inner), feed)));
+        let intake = tokio::spawn(take_in(Arc::clone(&self.inner), feed));
+        self.intakes.lock().unwrap_or_else(PoisonError::into_inner).push(intake);
     }
 
     // ── pools ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -242,7 +251,9 @@ impl Router {
         // It waits until the next intake has seen it, at least: one that is under way may be giving a message of this code to the
         // default pool just now.
         let room = Arc::clone(&self.inner.room);
-        let pool = Pool::start(code.into(), settings, mediator, PoolState::Waiting, room);
+        let has_sources = !self.inner.feeds.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
+        let state = if has_sources { PoolState::Waiting } else { PoolState::Open };
+        let pool = Pool::start(code.into(), settings, mediator, state, room);
         let mut more = BTreeMap::clone(&pools);
         more.insert(Arc::clone(pool.code()), Arc::clone(&pool));
         self.inner.pools.store(Arc::new(more));
@@ -277,8 +288,18 @@ impl Router {
                 pool.set_state(state);
                 Ok(())
             }
-            PoolState::Waiting | PoolState::Draining => Err(RouterError::Draining(code.to_owned())),
+            PoolState::Waiting => Err(RouterError::Waiting(code.to_owned())),
+            PoolState::Draining => Err(RouterError::Draining(code.to_owned())),
         }
+    }
+
+    /// Lets a pool take nothing more and run what it has. [`remove_pool`](Self::remove_pool) then ends it.
+    pub fn drain_pool(&self, code: &str) -> Result<(), RouterError> {
+        if code == DEFAULT_POOL {
+            return Err(RouterError::DefaultPool);
+        }
+        self.pool(code)?.set_state(PoolState::Draining);
+        Ok(())
     }
 
     /// Removes a pool: it takes nothing more, runs what it has, and goes. If that takes longer than `limit` it goes on draining, and can be
@@ -315,6 +336,11 @@ impl Router {
         self.inner.pools.load().values().map(|pool| view(pool)).collect()
     }
 
+    /// The codes of all pools, sorted.
+    pub fn codes(&self) -> Vec<String> {
+        self.inner.pools.load().keys().map(ToString::to_string).collect()
+    }
+
     /// One pool.
     pub fn pool_view(&self, code: &str) -> Result<PoolView, RouterError> {
         self.pool(code).map(|pool| view(&pool))
@@ -325,6 +351,7 @@ impl Router {
         let feeds: Vec<_> = self.inner.feeds.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut views = Vec::with_capacity(feeds.len());
         for feed in feeds {
+            let depth = feed.source.depth().await.ok();
             views.push(SourceView {
                 name: feed.source.name().to_owned(),
                 healthy: feed.healthy.load(Relaxed),
@@ -332,7 +359,7 @@ impl Router {
                 claimed: feed.claimed.load(Relaxed),
                 unreadable: feed.unreadable.load(Relaxed),
                 ledger: feed.ledger.counts(),
-                depth: feed.source.depth().await.ok(),
+                depth,
             });
         }
         views
@@ -341,6 +368,11 @@ impl Router {
     /// The deepest groups of a pool, deepest first.
     pub fn groups(&self, code: &str, most: usize) -> Result<Vec<(GroupKey, usize)>, RouterError> {
         Ok(self.pool(code)?.handle().lanes_by_depth(most))
+    }
+
+    /// The attempts of a pool that are under way, oldest first.
+    pub fn in_flight(&self, code: &str, most: usize) -> Result<Vec<InFlight>, RouterError> {
+        Ok(self.pool(code)?.in_flight(most))
     }
 
     /// Why the next message of a group is not with its target, or that it is.
@@ -386,14 +418,15 @@ impl Router {
     pub async fn shutdown(&self, drain: Duration) -> RouterReport {
         self.close();
         let deadline = Instant::now() + drain;
+        // What they have claimed has to be in its pool before the pools can be found empty.
+        let intakes = std::mem::take(&mut *self.intakes.lock().unwrap_or_else(PoisonError::into_inner));
+        for intake in intakes {
+            let _ = intake.await;
+        }
         let pools = self.inner.pools.load_full();
-        for pool in pools.values() {
-            pool.wait_empty(deadline).await;
-        }
-        let mut report = RouterReport { given_back: 0, settled: true };
-        for pool in pools.values() {
-            report.given_back += pool.end(deadline.max(Instant::now())).await;
-        }
+        // All at once: each drains until then, and none waits for what is parked or paused, which would not end by itself.
+        let ends = futures_util::future::join_all(pools.values().map(|pool| pool.end(deadline))).await;
+        let mut report = RouterReport { given_back: ends.into_iter().sum(), settled: true };
         let feeds: Vec<_> = self.inner.feeds.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let last = Instant::now() + RETRY.1;
         for feed in feeds {
@@ -419,6 +452,7 @@ fn view(pool: &Pool) -> PoolView {
         held: pool.held(),
         groups: pool.group_count(),
         counts: pool.counts(),
+        attempts: pool.attempts(),
         engine: pool.snapshot(),
     }
 }

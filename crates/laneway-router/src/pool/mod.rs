@@ -18,18 +18,21 @@
 mod groups;
 mod settings;
 
+pub use groups::InFlight;
 pub use settings::{BadSetting, CAPACITY_MAX, CONCURRENCY_MAX, Exhausted, PoolSettings, Ungrouped};
 
-use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use futures_util::FutureExt;
 use laneway::{Engine, Explanation, Failure, Handle, Outcome, Overflow, RetryPolicy, Snapshot, Topology};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
-use crate::mediator::{Call, Mediator, Verdict};
+use crate::mediator::{Call, Mediator, Metrics, MetricsSnapshot, Verdict};
 use crate::message::{DispatchMode, Message, Priority};
 use crate::settle::{Barred, Held};
 use crate::source::Disposal;
@@ -39,7 +42,7 @@ use groups::Groups;
 pub const DEFAULT_GROUP: &str = "__DEFAULT__";
 
 /// What orders messages in a pool.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub enum GroupKey {
     /// A group.
     Named(Arc<str>),
@@ -53,6 +56,16 @@ impl GroupKey {
         match self {
             GroupKey::Named(name) => name,
             GroupKey::Alone(_) => "",
+        }
+    }
+}
+
+impl std::fmt::Debug for GroupKey {
+    /// As operators read it in explanations.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            GroupKey::Named(name) => write!(f, "{name:?}"),
+            GroupKey::Alone(number) => write!(f, "a message without a group (number {number})"),
         }
     }
 }
@@ -141,6 +154,8 @@ struct Core {
     foreign: Mutex<std::collections::HashMap<Arc<str>, usize>>,
     groups: Groups,
     counters: Counters,
+    /// Attempts by verdict, and how long they took.
+    attempts: Metrics,
     /// Told whenever a message leaves.
     room: Arc<Notify>,
     /// Groups that are to go back.
@@ -190,9 +205,15 @@ impl Core {
             (Arc::clone(&delivery.message), delivery.sequence, delivery.attempt());
         let started = Instant::now();
         let call = Call { message: &message, key: key.name(), sequence, attempt };
+        self.groups.begin(&key, started, delivery.worker());
         let mediator = self.mediator.load_full();
-        let verdict = mediator.mediate(call).await;
-        self.groups.learn(&key, started.elapsed());
+        // A panic is a failed attempt like any other, so that the pool's own settings decide how many there are and what comes after the last.
+        let verdict = AssertUnwindSafe(mediator.mediate(call)).catch_unwind().await;
+        let verdict = verdict
+            .unwrap_or_else(|_| Verdict::Again { delay: None, reason: "the mediator panicked".to_owned() });
+        let took = started.elapsed();
+        self.groups.learn(&key, took);
+        self.attempts.record(&verdict, Some(took));
         self.conclude(verdict, delivery, &settings)
     }
 
@@ -260,7 +281,7 @@ impl Core {
     }
 
     fn state(&self) -> PoolState {
-        PoolState::ALL[usize::from(self.state.load(Relaxed))]
+        PoolState::ALL[usize::from(self.state.load(SeqCst))]
     }
 }
 
@@ -272,6 +293,21 @@ fn named(key: &GroupKey) -> Option<Arc<str>> {
 }
 
 impl Tempo {
+    /// About how long until half of so many have left. While nothing has left at all, as long again as that has been so.
+    fn patience(&self, held: usize) -> Duration {
+        let passed = self.since.elapsed();
+        let per_second = match self.per_second {
+            // The first second is not over.
+            0.0 => f64::from(self.left) / passed.as_secs_f64().max(0.01),
+            known => known,
+        };
+        let patience = match per_second {
+            0.0 => passed,
+            known => Duration::from_secs_f64((held as f64 / 2.0 / known).min(PATIENCE.1.as_secs_f64())),
+        };
+        patience.clamp(PATIENCE.0, PATIENCE.1)
+    }
+
     fn one_left(&mut self) {
         self.left += 1;
         let passed = self.since.elapsed().as_secs_f64();
@@ -331,6 +367,7 @@ impl Pool {
             foreign: Mutex::default(),
             groups: Groups::new(),
             counters: Counters::default(),
+            attempts: Metrics::default(),
             room,
             returns,
             tempo: Mutex::new(Tempo { since: Instant::now(), left: 0, per_second: 0.0 }),
@@ -371,7 +408,7 @@ impl Pool {
 
     pub(crate) fn set_state(&self, state: PoolState) {
         let number = PoolState::ALL.iter().position(|other| *other == state).expect("all states are listed");
-        self.core.state.store(number as u8, Relaxed);
+        self.core.state.store(number as u8, SeqCst);
         for part in self.parts() {
             if state == PoolState::Paused {
                 self.handle.pause(&part);
@@ -386,6 +423,16 @@ impl Pool {
         (0..self.slots.lock().unwrap_or_else(PoisonError::into_inner).len()).map(part_name).collect()
     }
 
+    /// What came of its attempts, and how long they took.
+    pub(crate) fn attempts(&self) -> MetricsSnapshot {
+        self.core.attempts.snapshot()
+    }
+
+    /// The attempts that are under way and began first, oldest first.
+    pub(crate) fn in_flight(&self, most: usize) -> Vec<InFlight> {
+        self.core.groups.in_flight(most)
+    }
+
     /// How many more messages it would take.
     pub(crate) fn room(&self) -> usize {
         match self.state() {
@@ -398,7 +445,7 @@ impl Pool {
 
     /// Messages here.
     pub(crate) fn held(&self) -> usize {
-        self.core.held.load(Relaxed)
+        self.core.held.load(SeqCst)
     }
 
     /// How many messages here asked for another pool.
@@ -411,10 +458,18 @@ impl Pool {
     pub(crate) fn take(&self, entry: Entry) -> Result<(), NoRoom> {
         let settings = self.core.settings.load();
         let Entry { message, sequence, held, key, foreign } = entry;
-        if self.room() == 0 || !self.core.groups.enter(&key, &settings) {
+        // The place is taken before the state is read, and whoever removes a pool writes the state before it counts: one of the two sees the
+        // other. So a message cannot slip into a pool that was found empty.
+        let before = self.core.held.fetch_add(1, SeqCst);
+        let fits = match self.state() {
+            PoolState::Open | PoolState::Paused => before < settings.capacity,
+            PoolState::Waiting | PoolState::Draining => false,
+        };
+        if !fits || !self.core.groups.enter(&key, &settings) {
+            self.core.held.fetch_sub(1, SeqCst);
+            self.core.room.notify_waiters();
             return Err(self.refuse(held));
         }
-        self.core.held.fetch_add(1, Relaxed);
         if let Some(code) = &foreign {
             let mut codes = self.core.foreign.lock().unwrap_or_else(PoisonError::into_inner);
             *codes.entry(Arc::clone(code)).or_default() += 1;
@@ -436,10 +491,8 @@ impl Pool {
 
     fn refuse(&self, held: Held) -> NoRoom {
         self.core.counters.refused.fetch_add(1, Relaxed);
-        let per_second = self.core.tempo.lock().unwrap_or_else(PoisonError::into_inner).per_second;
-        let seconds = self.held() as f64 / 2.0 / per_second.max(0.01);
-        let patience = Duration::from_secs_f64(seconds.min(PATIENCE.1.as_secs_f64()));
-        NoRoom { held, patience: patience.clamp(PATIENCE.0, PATIENCE.1) }
+        let tempo = self.core.tempo.lock().unwrap_or_else(PoisonError::into_inner);
+        NoRoom { held, patience: tempo.patience(self.held()) }
     }
 
     /// Runs by other settings from now on. The number of parts cannot be changed while messages are here; the answer is then what is wrong.
@@ -584,8 +637,10 @@ fn build(core: &Arc<Core>, slots: &[Vec<String>]) -> Engine<GroupKey, Job> {
         .overflow(Overflow::Reject)
         // A group gives way after every message: its next one may be a minute's work.
         .batch_max(1)
-        // Only for what the mediator does not foresee, a panic; verdicts become outcomes with their own pauses.
-        .retry(RetryPolicy { max_attempts: 3, base: Duration::from_secs(1), ..RetryPolicy::default() })
+        // A call of a target takes a thousand times as long as timing it.
+        .latency_sampling(1)
+        // The pool counts attempts itself, by settings that may change; the engine must not stop before it.
+        .retry(RetryPolicy { max_attempts: u32::MAX, ..RetryPolicy::default() })
         .on_fail(move |message, failure| failed.fail(message.body, failure))
         .handle_async(move |delivery| {
             let core = Arc::clone(&handler);
@@ -621,5 +676,26 @@ async fn give_back_all(
             }
         }
         drop(barred);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_finds_no_room_comes_back_when_there_may_be_some() {
+        let mut tempo = Tempo { since: Instant::now(), left: 0, per_second: 0.0 };
+        let millis = |tempo: &Tempo, held| tempo.patience(held).as_millis();
+        assert_eq!(millis(&tempo, 500), 100, "a pool that has just begun is not taken for a slow one");
+        tokio::time::advance(Duration::from_millis(500)).await;
+        assert_eq!(millis(&tempo, 500), 500, "nothing has left for so long");
+        (0..50).for_each(|_| tempo.one_left());
+        assert_eq!(millis(&tempo, 500), 2_500, "100 a second");
+        tokio::time::advance(Duration::from_millis(500)).await;
+        tempo.one_left();
+        assert_eq!(millis(&tempo, 51), 500, "51 in the first second");
+        tokio::time::advance(Duration::from_secs(99)).await;
+        assert_eq!(millis(&tempo, 1_000_000), 30_000);
     }
 }
