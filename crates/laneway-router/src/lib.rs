@@ -8,13 +8,16 @@
 //!
 //! The files follow that way: [`message`], [`source`], [`router`] (the intake), [`pool`], [`mediator`], [`settle`]. Beside it, [`ingress`] is
 //! the way in over the network that needs no queue, [`targets`] is what stands at the end in tests and demonstrations, and [`warnings`] is what
-//! an operator should know.
+//! an operator should know. Around all of it, [`config`] is what can be chosen, [`service`] puts the parts together, and `api` is its HTTP side.
 
+mod api;
+pub mod config;
 pub mod ingress;
 pub mod mediator;
 pub mod message;
 pub mod pool;
 pub mod router;
+pub mod service;
 pub mod settle;
 pub mod source;
 pub mod targets;

@@ -24,10 +24,11 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::mediator::Mediator;
+use crate::mediator::{Mediator, MetricsSnapshot};
 use crate::message::Message;
 use crate::pool::{
-    BadSetting, DEFAULT_GROUP, Entry, GroupKey, NoRoom, Pool, PoolCounts, PoolSettings, PoolState, Ungrouped,
+    BadSetting, DEFAULT_GROUP, Entry, GroupKey, InFlight, NoRoom, Pool, PoolCounts, PoolSettings, PoolState,
+    Ungrouped,
 };
 use crate::settle::{Held, Ledger, LedgerCounts};
 use crate::source::{Delivery, Depth, Disposal, Source, SourceError, Wants};
@@ -150,6 +151,8 @@ pub struct PoolView {
     pub groups: usize,
     /// What it has counted.
     pub counts: PoolCounts,
+    /// What came of its attempts, and how long they took.
+    pub attempts: MetricsSnapshot,
     /// What its engine has counted.
     pub engine: Snapshot,
 }
@@ -281,6 +284,15 @@ impl Router {
         }
     }
 
+    /// Lets a pool take nothing more and run what it has. [`remove_pool`](Self::remove_pool) then ends it.
+    pub fn drain_pool(&self, code: &str) -> Result<(), RouterError> {
+        if code == DEFAULT_POOL {
+            return Err(RouterError::DefaultPool);
+        }
+        self.pool(code)?.set_state(PoolState::Draining);
+        Ok(())
+    }
+
     /// Removes a pool: it takes nothing more, runs what it has, and goes. If that takes longer than `limit` it goes on draining, and can be
     /// removed again.
     pub async fn remove_pool(&self, code: &str, limit: Duration) -> Result<(), RouterError> {
@@ -315,6 +327,11 @@ impl Router {
         self.inner.pools.load().values().map(|pool| view(pool)).collect()
     }
 
+    /// The codes of all pools, sorted.
+    pub fn codes(&self) -> Vec<String> {
+        self.inner.pools.load().keys().map(ToString::to_string).collect()
+    }
+
     /// One pool.
     pub fn pool_view(&self, code: &str) -> Result<PoolView, RouterError> {
         self.pool(code).map(|pool| view(&pool))
@@ -325,6 +342,7 @@ impl Router {
         let feeds: Vec<_> = self.inner.feeds.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut views = Vec::with_capacity(feeds.len());
         for feed in feeds {
+            let depth = feed.source.depth().await.ok();
             views.push(SourceView {
                 name: feed.source.name().to_owned(),
                 healthy: feed.healthy.load(Relaxed),
@@ -332,7 +350,7 @@ impl Router {
                 claimed: feed.claimed.load(Relaxed),
                 unreadable: feed.unreadable.load(Relaxed),
                 ledger: feed.ledger.counts(),
-                depth: feed.source.depth().await.ok(),
+                depth,
             });
         }
         views
@@ -341,6 +359,11 @@ impl Router {
     /// The deepest groups of a pool, deepest first.
     pub fn groups(&self, code: &str, most: usize) -> Result<Vec<(GroupKey, usize)>, RouterError> {
         Ok(self.pool(code)?.handle().lanes_by_depth(most))
+    }
+
+    /// The attempts of a pool that are under way, oldest first.
+    pub fn in_flight(&self, code: &str, most: usize) -> Result<Vec<InFlight>, RouterError> {
+        Ok(self.pool(code)?.in_flight(most))
     }
 
     /// Why the next message of a group is not with its target, or that it is.
@@ -419,6 +442,7 @@ fn view(pool: &Pool) -> PoolView {
         held: pool.held(),
         groups: pool.group_count(),
         counts: pool.counts(),
+        attempts: pool.attempts(),
         engine: pool.snapshot(),
     }
 }

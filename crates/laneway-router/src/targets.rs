@@ -74,6 +74,11 @@ const ENDPOINTS: [(&str, Behaviour); 9] = [
     ("limited", Behaviour::Limited),
 ];
 
+/// The names of the endpoints.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    ENDPOINTS.into_iter().map(|(name, _)| name)
+}
+
 impl Behaviour {
     fn delay(self) -> Duration {
         match self {

@@ -49,6 +49,16 @@ impl Warnings {
         list.1.iter().rev().take(most).cloned().collect()
     }
 
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner).1.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Forgets all. The answer is how many there were.
     pub fn clear(&self) -> usize {
         let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);

@@ -163,6 +163,11 @@ impl HttpMediator {
         &self.inner.breakers
     }
 
+    /// Whether a target is a URL that may be called.
+    pub fn check(&self, target: &str) -> Result<(), BadTarget> {
+        self.inner.locate(target).map(|_| ())
+    }
+
     /// Makes one attempt.
     pub async fn mediate(&self, call: Call<'_>) -> Verdict {
         let started = Instant::now();

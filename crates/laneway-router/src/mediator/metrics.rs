@@ -48,7 +48,7 @@ pub struct Metrics {
 
 impl Metrics {
     /// Counts an attempt; `took` is nothing if the target was not called.
-    pub(super) fn record(&self, verdict: &Verdict, took: Option<Duration>) {
+    pub(crate) fn record(&self, verdict: &Verdict, took: Option<Duration>) {
         // Nothing is read through these counters but their own value.
         let counter = match verdict {
             Verdict::Done => &self.done,

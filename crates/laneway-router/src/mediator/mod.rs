@@ -30,7 +30,7 @@ pub use http::{HttpMediator, HttpSettings};
 pub use metrics::{Metrics, MetricsSnapshot};
 pub use signature::{BadSecret, Signer};
 pub use simulated::Simulated;
-pub use target::{BadPattern, Pattern, Scope};
+pub use target::{BadPattern, BadTarget, Pattern, Scope};
 pub use verdict::Limits;
 
 /// One attempt at a message.
@@ -100,6 +100,14 @@ impl Mediators {
     /// The targets that were called lately: to list, and to reset.
     pub fn breakers(&self) -> &Breakers {
         self.http.breakers()
+    }
+
+    /// Whether the target of a message may be called, as far as that can be told without calling it.
+    pub fn check(&self, message: &Message) -> Result<(), BadTarget> {
+        match message.mediation_type {
+            MediationType::Http => self.http.check(&message.mediation_target),
+            MediationType::Simulated => Ok(()),
+        }
     }
 
     /// What was counted for one kind of mediation.

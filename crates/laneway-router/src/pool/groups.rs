@@ -18,6 +18,17 @@ const SHARDS: usize = 16;
 /// A new group may have this many messages before anything is known about it.
 const UNKNOWN: usize = 16;
 
+/// An attempt that is under way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InFlight {
+    /// What orders its message.
+    pub key: GroupKey,
+    /// Since when.
+    pub since: Instant,
+    /// The number of the slot.
+    pub slot: usize,
+}
+
 /// One group in a pool.
 #[derive(Debug, Default)]
 struct Group {
@@ -27,6 +38,8 @@ struct Group {
     average: Option<Duration>,
     /// When the next attempt may start.
     next_at: Option<Instant>,
+    /// The attempt that is under way: since when, and in which slot.
+    running: Option<(Instant, usize)>,
 }
 
 #[derive(Debug, Default)]
@@ -94,9 +107,33 @@ impl Groups {
         }
     }
 
-    /// An attempt took so long.
+    /// An attempt begins.
+    pub(super) fn begin(&self, key: &GroupKey, now: Instant, slot: usize) {
+        if let Some(group) = self.shard(key).groups.get_mut(key) {
+            group.running = Some((now, slot));
+        }
+    }
+
+    /// The attempts that began first, oldest first.
+    pub(super) fn in_flight(&self, most: usize) -> Vec<InFlight> {
+        let mut all = Vec::new();
+        for shard in &self.shards {
+            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            let running = shard.groups.iter().filter_map(|(key, group)| {
+                let (since, slot) = group.running?;
+                Some(InFlight { key: key.clone(), since, slot })
+            });
+            all.extend(running);
+        }
+        all.sort_by_key(|one| one.since);
+        all.truncate(most);
+        all
+    }
+
+    /// An attempt has ended and took so long.
     pub(super) fn learn(&self, key: &GroupKey, took: Duration) {
         if let Some(group) = self.shard(key).groups.get_mut(key) {
+            group.running = None;
             group.average = Some(group.average.map_or(took, |average| (average * 7 + took) / 8));
         }
     }

@@ -18,18 +18,21 @@
 mod groups;
 mod settings;
 
+pub use groups::InFlight;
 pub use settings::{BadSetting, CAPACITY_MAX, CONCURRENCY_MAX, Exhausted, PoolSettings, Ungrouped};
 
-use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use futures_util::FutureExt;
 use laneway::{Engine, Explanation, Failure, Handle, Outcome, Overflow, RetryPolicy, Snapshot, Topology};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
-use crate::mediator::{Call, Mediator, Verdict};
+use crate::mediator::{Call, Mediator, Metrics, MetricsSnapshot, Verdict};
 use crate::message::{DispatchMode, Message, Priority};
 use crate::settle::{Barred, Held};
 use crate::source::Disposal;
@@ -39,7 +42,7 @@ use groups::Groups;
 pub const DEFAULT_GROUP: &str = "__DEFAULT__";
 
 /// What orders messages in a pool.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub enum GroupKey {
     /// A group.
     Named(Arc<str>),
@@ -53,6 +56,16 @@ impl GroupKey {
         match self {
             GroupKey::Named(name) => name,
             GroupKey::Alone(_) => "",
+        }
+    }
+}
+
+impl std::fmt::Debug for GroupKey {
+    /// As operators read it in explanations.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            GroupKey::Named(name) => write!(f, "{name:?}"),
+            GroupKey::Alone(number) => write!(f, "a message without a group (number {number})"),
         }
     }
 }
@@ -141,6 +154,8 @@ struct Core {
     foreign: Mutex<std::collections::HashMap<Arc<str>, usize>>,
     groups: Groups,
     counters: Counters,
+    /// Attempts by verdict, and how long they took.
+    attempts: Metrics,
     /// Told whenever a message leaves.
     room: Arc<Notify>,
     /// Groups that are to go back.
@@ -190,9 +205,15 @@ impl Core {
             (Arc::clone(&delivery.message), delivery.sequence, delivery.attempt());
         let started = Instant::now();
         let call = Call { message: &message, key: key.name(), sequence, attempt };
+        self.groups.begin(&key, started, delivery.worker());
         let mediator = self.mediator.load_full();
-        let verdict = mediator.mediate(call).await;
-        self.groups.learn(&key, started.elapsed());
+        // A panic is a failed attempt like any other, so that the pool's own settings decide how many there are and what comes after the last.
+        let verdict = AssertUnwindSafe(mediator.mediate(call)).catch_unwind().await;
+        let verdict = verdict
+            .unwrap_or_else(|_| Verdict::Again { delay: None, reason: "the mediator panicked".to_owned() });
+        let took = started.elapsed();
+        self.groups.learn(&key, took);
+        self.attempts.record(&verdict, Some(took));
         self.conclude(verdict, delivery, &settings)
     }
 
@@ -260,7 +281,7 @@ impl Core {
     }
 
     fn state(&self) -> PoolState {
-        PoolState::ALL[usize::from(self.state.load(Relaxed))]
+        PoolState::ALL[usize::from(self.state.load(SeqCst))]
     }
 }
 
@@ -331,6 +352,7 @@ impl Pool {
             foreign: Mutex::default(),
             groups: Groups::new(),
             counters: Counters::default(),
+            attempts: Metrics::default(),
             room,
             returns,
             tempo: Mutex::new(Tempo { since: Instant::now(), left: 0, per_second: 0.0 }),
@@ -371,7 +393,7 @@ impl Pool {
 
     pub(crate) fn set_state(&self, state: PoolState) {
         let number = PoolState::ALL.iter().position(|other| *other == state).expect("all states are listed");
-        self.core.state.store(number as u8, Relaxed);
+        self.core.state.store(number as u8, SeqCst);
         for part in self.parts() {
             if state == PoolState::Paused {
                 self.handle.pause(&part);
@@ -386,6 +408,16 @@ impl Pool {
         (0..self.slots.lock().unwrap_or_else(PoisonError::into_inner).len()).map(part_name).collect()
     }
 
+    /// What came of its attempts, and how long they took.
+    pub(crate) fn attempts(&self) -> MetricsSnapshot {
+        self.core.attempts.snapshot()
+    }
+
+    /// The attempts that are under way and began first, oldest first.
+    pub(crate) fn in_flight(&self, most: usize) -> Vec<InFlight> {
+        self.core.groups.in_flight(most)
+    }
+
     /// How many more messages it would take.
     pub(crate) fn room(&self) -> usize {
         match self.state() {
@@ -398,7 +430,7 @@ impl Pool {
 
     /// Messages here.
     pub(crate) fn held(&self) -> usize {
-        self.core.held.load(Relaxed)
+        self.core.held.load(SeqCst)
     }
 
     /// How many messages here asked for another pool.
@@ -411,10 +443,18 @@ impl Pool {
     pub(crate) fn take(&self, entry: Entry) -> Result<(), NoRoom> {
         let settings = self.core.settings.load();
         let Entry { message, sequence, held, key, foreign } = entry;
-        if self.room() == 0 || !self.core.groups.enter(&key, &settings) {
+        // The place is taken before the state is read, and whoever removes a pool writes the state before it counts: one of the two sees the
+        // other. So a message cannot slip into a pool that was found empty.
+        let before = self.core.held.fetch_add(1, SeqCst);
+        let fits = match self.state() {
+            PoolState::Open | PoolState::Paused => before < settings.capacity,
+            PoolState::Waiting | PoolState::Draining => false,
+        };
+        if !fits || !self.core.groups.enter(&key, &settings) {
+            self.core.held.fetch_sub(1, SeqCst);
+            self.core.room.notify_waiters();
             return Err(self.refuse(held));
         }
-        self.core.held.fetch_add(1, Relaxed);
         if let Some(code) = &foreign {
             let mut codes = self.core.foreign.lock().unwrap_or_else(PoisonError::into_inner);
             *codes.entry(Arc::clone(code)).or_default() += 1;
@@ -584,8 +624,10 @@ fn build(core: &Arc<Core>, slots: &[Vec<String>]) -> Engine<GroupKey, Job> {
         .overflow(Overflow::Reject)
         // A group gives way after every message: its next one may be a minute's work.
         .batch_max(1)
-        // Only for what the mediator does not foresee, a panic; verdicts become outcomes with their own pauses.
-        .retry(RetryPolicy { max_attempts: 3, base: Duration::from_secs(1), ..RetryPolicy::default() })
+        // A call of a target takes a thousand times as long as timing it.
+        .latency_sampling(1)
+        // The pool counts attempts itself, by settings that may change; the engine must not stop before it.
+        .retry(RetryPolicy { max_attempts: u32::MAX, ..RetryPolicy::default() })
         .on_fail(move |message, failure| failed.fail(message.body, failure))
         .handle_async(move |delivery| {
             let core = Arc::clone(&handler);

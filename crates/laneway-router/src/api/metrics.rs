@@ -1,0 +1,385 @@
+//! `/metrics`: everything that is counted, as Prometheus reads it (text format 0.0.4).
+//!
+//! Labels are pools, sources, partitions and words of our own: never a group, a target or an id, of which there may be millions. Of pools only the first hundred
+//! are listed by name; the others are summed up under `(others)`.
+
+use std::fmt::Write;
+
+use axum::extract::State;
+use axum::http::header;
+use axum::response::IntoResponse;
+
+use super::pools::state_name;
+use super::route::Route;
+use crate::ingress;
+use crate::mediator::{BreakerState, MetricsSnapshot};
+use crate::message::MediationType;
+use crate::pool::{PoolCounts, PoolState};
+use crate::router::{PoolView, SourceView};
+use crate::service::Service;
+
+/// How many pools have labels of their own. Each costs some forty lines.
+const POOLS_LISTED_MAX: usize = 100;
+
+const MEDIA_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+pub(super) fn routes() -> Vec<Route> {
+    vec![Route::get("/metrics", metrics, "Metrics for Prometheus").gives_text(200, "text/plain").open()]
+}
+
+async fn metrics(State(service): State<Service>) -> impl IntoResponse {
+    let mut text = Text::default();
+    about_process(&mut text, &service);
+    about_pools(&mut text, service.router().pools());
+    about_sources(&mut text, &service.router().sources().await);
+    about_mediators(&mut text, &service);
+    if let Some(stats) = service.ingress_stats() {
+        about_ingress(&mut text, &stats);
+    }
+    ([(header::CONTENT_TYPE, MEDIA_TYPE)], text.0)
+}
+
+/// The text as it grows.
+#[derive(Default)]
+struct Text(String);
+
+impl Text {
+    /// The head of a family; its samples must follow.
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}").expect("a string takes everything");
+    }
+
+    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
+        self.0.push_str(name);
+        for (place, (label, text)) in labels.iter().enumerate() {
+            let before = if place == 0 { '{' } else { ',' };
+            write!(self.0, "{before}{label}=\"{}\"", escaped(text)).expect("a string takes everything");
+        }
+        if !labels.is_empty() {
+            self.0.push('}');
+        }
+        writeln!(self.0, " {value}").expect("a string takes everything");
+    }
+
+    fn histogram(&mut self, name: &str, labels: &[(&str, &str)], counted: &Histogram) {
+        let with = |extra: &str| -> Vec<(String, String)> {
+            let own = labels.iter().map(|(label, text)| ((*label).to_owned(), (*text).to_owned()));
+            own.chain([("le".to_owned(), extra.to_owned())]).collect()
+        };
+        let mut bucket = |bound: &str, count: u64| {
+            let labels = with(bound);
+            let labels: Vec<_> = labels.iter().map(|(label, text)| (label.as_str(), text.as_str())).collect();
+            self.sample(&format!("{name}_bucket"), &labels, count);
+        };
+        for (bound, count) in &counted.buckets {
+            bucket(&bound.to_string(), *count);
+        }
+        bucket("+Inf", counted.calls);
+        self.sample(&format!("{name}_sum"), labels, counted.sum_seconds);
+        self.sample(&format!("{name}_count"), labels, counted.calls);
+    }
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+/// A histogram as Prometheus wants it.
+#[derive(Default)]
+struct Histogram {
+    /// Upper end in seconds, and how many were not beyond it.
+    buckets: Vec<(f64, u64)>,
+    calls: u64,
+    sum_seconds: f64,
+}
+
+impl Histogram {
+    fn add(&mut self, counted: &MetricsSnapshot) {
+        for (place, (bound, count)) in counted.cumulative().enumerate() {
+            match self.buckets.get_mut(place) {
+                Some(bucket) => bucket.1 += count,
+                None => self.buckets.push((bound.as_secs_f64(), count)),
+            }
+        }
+        self.calls += counted.calls();
+        self.sum_seconds += counted.sum.as_secs_f64();
+    }
+}
+
+// ── the process ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+fn about_process(text: &mut Text, service: &Service) {
+    text.family("laneway_build_info", "gauge", "Always 1; the version is in the label.");
+    text.sample("laneway_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
+    text.family("laneway_uptime_seconds", "gauge", "Since the service was started.");
+    text.sample("laneway_uptime_seconds", &[], service.uptime().as_secs_f64());
+    text.family("laneway_ready", "gauge", "1 until the shutdown begins.");
+    text.sample("laneway_ready", &[], u8::from(!service.is_closing()));
+    text.family("laneway_held_messages", "gauge", "Messages in the hands of the service.");
+    text.sample("laneway_held_messages", &[], service.held());
+    text.family("laneway_warnings", "gauge", "Warnings on the list.");
+    text.sample("laneway_warnings", &[], service.router().warnings().len());
+}
+
+// ── pools ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+/// What is said of a pool, or of all that have no name of their own.
+struct PoolRow {
+    name: String,
+    counts: PoolCounts,
+    waiting: usize,
+    in_flight: usize,
+    groups: usize,
+    parked: usize,
+    capacity: usize,
+    concurrency: usize,
+    service: Histogram,
+    states: Vec<PoolState>,
+}
+
+impl PoolRow {
+    fn new(name: String) -> Self {
+        PoolRow {
+            name,
+            counts: PoolCounts::default(),
+            waiting: 0,
+            in_flight: 0,
+            groups: 0,
+            parked: 0,
+            capacity: 0,
+            concurrency: 0,
+            service: Histogram::default(),
+            states: Vec::new(),
+        }
+    }
+
+    fn add(&mut self, view: &PoolView) {
+        let in_flight: usize = view.engine.dispatchers.iter().map(|part| part.in_flight).sum();
+        let (sum, counts) = (&mut self.counts, view.counts);
+        sum.submitted += counts.submitted;
+        sum.succeeded += counts.succeeded;
+        sum.failed += counts.failed;
+        sum.transient += counts.transient;
+        sum.held_back += counts.held_back;
+        sum.refused += counts.refused;
+        sum.given_back += counts.given_back;
+        self.waiting += view.held.saturating_sub(in_flight);
+        self.in_flight += in_flight;
+        self.groups += view.groups;
+        self.parked += view.engine.dispatchers.iter().map(|part| part.parked_lanes).sum::<usize>();
+        self.capacity += view.settings.capacity;
+        self.concurrency += view.settings.concurrency;
+        self.service.add(&view.attempts);
+        self.states.push(view.state);
+    }
+}
+
+fn about_pools(text: &mut Text, views: Vec<PoolView>) {
+    text.family("laneway_pools", "gauge", "Pools by state.");
+    for state in [PoolState::Open, PoolState::Paused, PoolState::Waiting, PoolState::Draining] {
+        let count = views.iter().filter(|view| view.state == state).count();
+        text.sample("laneway_pools", &[("state", state_name(state))], count);
+    }
+    let mut rows: Vec<PoolRow> = Vec::new();
+    for (place, view) in views.iter().enumerate() {
+        if place < POOLS_LISTED_MAX {
+            rows.push(PoolRow::new(view.code.to_string()));
+        } else if place == POOLS_LISTED_MAX {
+            rows.push(PoolRow::new("(others)".to_owned()));
+        }
+        if let Some(row) = rows.last_mut() {
+            row.add(view);
+        }
+    }
+    pool_counters(text, &rows);
+    let mut gauge = |name: &str, help: &str, of: fn(&PoolRow) -> usize| {
+        text.family(name, "gauge", help);
+        rows.iter().for_each(|row| text.sample(name, &[("pool", &row.name)], of(row)));
+    };
+    gauge("laneway_pool_waiting_messages", "Messages in the pool that are not with their target.", |row| {
+        row.waiting
+    });
+    gauge("laneway_pool_in_flight", "Messages that are with their target.", |row| row.in_flight);
+    gauge("laneway_pool_groups", "Groups that have messages in the pool.", |row| row.groups);
+    gauge("laneway_pool_parked_groups", "Groups that wait for an operator.", |row| row.parked);
+    gauge("laneway_pool_capacity_messages", "How many messages the pool holds at most.", |row| row.capacity);
+    gauge("laneway_pool_concurrency", "How many messages are with their targets at most.", |row| {
+        row.concurrency
+    });
+    text.family("laneway_pool_service_seconds", "histogram", "How long attempts took.");
+    rows.iter()
+        .for_each(|row| text.histogram("laneway_pool_service_seconds", &[("pool", &row.name)], &row.service));
+}
+
+fn pool_counters(text: &mut Text, rows: &[PoolRow]) {
+    text.family(
+        "laneway_pool_messages_total",
+        "counter",
+        "Messages by what became of them; submitted ones were taken in.",
+    );
+    for row in rows {
+        let outcomes = [
+            ("submitted", row.counts.submitted),
+            ("succeeded", row.counts.succeeded),
+            ("failed", row.counts.failed),
+            ("refused", row.counts.refused),
+            ("given_back", row.counts.given_back),
+        ];
+        for (outcome, count) in outcomes {
+            text.sample("laneway_pool_messages_total", &[("pool", &row.name), ("outcome", outcome)], count);
+        }
+    }
+    let mut counter = |name: &str, help: &str, of: fn(&PoolRow) -> u64| {
+        text.family(name, "counter", help);
+        rows.iter().for_each(|row| text.sample(name, &[("pool", &row.name)], of(row)));
+    };
+    counter("laneway_pool_retries_total", "Attempts that failed and are repeated.", |row| {
+        row.counts.transient
+    });
+    counter("laneway_pool_holds_total", "Attempts that were put off, by a target or a rate.", |row| {
+        row.counts.held_back
+    });
+}
+
+// ── sources ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+fn about_sources(text: &mut Text, sources: &[SourceView]) {
+    let mut family = |name: &str, kind: &str, help: &str, of: fn(&SourceView) -> Option<u64>| {
+        text.family(name, kind, help);
+        for source in sources {
+            if let Some(value) = of(source) {
+                text.sample(name, &[("source", &source.name)], value);
+            }
+        }
+    };
+    family("laneway_source_up", "gauge", "1 if the source answered when it was last asked.", |it| {
+        Some(u64::from(it.healthy))
+    });
+    family("laneway_source_claimed_total", "counter", "Deliveries taken from the source.", |it| {
+        Some(it.claimed)
+    });
+    family("laneway_source_unreadable_total", "counter", "Deliveries that were not messages.", |it| {
+        Some(it.unreadable)
+    });
+    family("laneway_source_held_deliveries", "gauge", "Deliveries that are held and not settled.", |it| {
+        Some(it.ledger.held as u64)
+    });
+    family("laneway_source_stale_settlements_total", "counter", "Settlements that came too late.", |it| {
+        Some(it.ledger.stale_settlements)
+    });
+    family(
+        "laneway_source_copies_total",
+        "counter",
+        "Deliveries that came again while they were held.",
+        |it| Some(it.ledger.swallowed_copies),
+    );
+    family("laneway_source_waiting_messages", "gauge", "Published and not claimed.", |it| {
+        it.depth.map(|depth| depth.waiting)
+    });
+    family("laneway_source_leased_messages", "gauge", "Claimed and not settled.", |it| {
+        it.depth.map(|depth| depth.leased)
+    });
+    family("laneway_source_dead_letters", "gauge", "Among the dead letters.", |it| {
+        it.depth.map(|depth| depth.dead)
+    });
+    family("laneway_source_quarantined", "gauge", "In quarantine.", |it| {
+        it.depth.map(|depth| depth.quarantined)
+    });
+}
+
+// ── mediators ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+fn about_mediators(text: &mut Text, service: &Service) {
+    let kinds = [("http", MediationType::Http), ("simulated", MediationType::Simulated)];
+    let counted = kinds.map(|(name, kind)| (name, service.mediators().metrics(kind)));
+    text.family("laneway_mediator_attempts_total", "counter", "Attempts by verdict.");
+    for (kind, counted) in &counted {
+        let verdicts = [
+            ("done", counted.done),
+            ("wait", counted.waits),
+            ("again", counted.again),
+            ("final", counted.finals),
+        ];
+        for (verdict, count) in verdicts {
+            text.sample("laneway_mediator_attempts_total", &[("kind", kind), ("verdict", verdict)], count);
+        }
+    }
+    text.family("laneway_mediator_not_sent_total", "counter", "Attempts that never reached their target.");
+    for (kind, counted) in &counted {
+        text.sample("laneway_mediator_not_sent_total", &[("kind", kind)], counted.not_sent);
+    }
+    text.family("laneway_mediator_seconds", "histogram", "How long calls took.");
+    for (kind, counted) in &counted {
+        let mut histogram = Histogram::default();
+        histogram.add(counted);
+        text.histogram("laneway_mediator_seconds", &[("kind", kind)], &histogram);
+    }
+    let breakers = service.mediators().breakers().list(std::time::Instant::now());
+    let open = breakers.iter().filter(|(_, status)| status.state != BreakerState::Closed).count();
+    text.family("laneway_breaker_open", "gauge", "Targets whose breaker is open or half open.");
+    text.sample("laneway_breaker_open", &[], open);
+    text.family("laneway_breaker_targets", "gauge", "Targets that are remembered.");
+    text.sample("laneway_breaker_targets", &[], breakers.len());
+}
+
+// ── the network ingress ───────────────────────────────────────────────────────────────────────────────────────────────
+
+fn about_ingress(text: &mut Text, stats: &ingress::Stats) {
+    let mut one = |name: &str, kind: &str, help: &str, value: u64| {
+        text.family(name, kind, help);
+        text.sample(name, &[], value);
+    };
+    one("laneway_ingress_connections", "gauge", "Connections that are open.", stats.connections_open);
+    one(
+        "laneway_ingress_connections_total",
+        "counter",
+        "Connections that were taken.",
+        stats.connections_opened,
+    );
+    one("laneway_ingress_lines_total", "counter", "Lines that were read.", stats.lines);
+    one("laneway_ingress_accepted_total", "counter", "Lines that became tasks.", stats.accepted);
+    one("laneway_ingress_held_bytes", "gauge", "Bytes of lines that are held.", stats.bytes_held as u64);
+    text.family("laneway_ingress_rejections_total", "counter", "Refusals by code.");
+    for (code, count) in &stats.rejections {
+        text.sample("laneway_ingress_rejections_total", &[("code", code)], count);
+    }
+    let mut each = |name: &str, kind: &str, help: &str, of: fn(&ingress::PartitionStats) -> u64| {
+        text.family(name, kind, help);
+        for partition in &stats.partitions {
+            text.sample(name, &[("partition", &partition.name)], of(partition));
+        }
+    };
+    each("laneway_ingress_tasks_in_total", "counter", "Tasks that were accepted.", |it| it.tasks_in);
+    each("laneway_ingress_tasks_dispatched_total", "counter", "Attempts that were started.", |it| {
+        it.tasks_dispatched
+    });
+    each("laneway_ingress_tasks_completed_total", "counter", "Tasks that are done.", |it| it.tasks_completed);
+    each("laneway_ingress_tasks_failed_total", "counter", "Tasks that were given up.", |it| it.tasks_failed);
+    each(
+        "laneway_ingress_enqueued_due_to_busy_total",
+        "counter",
+        "Tasks that found their family busy.",
+        |it| it.enqueued_due_to_busy,
+    );
+    each("laneway_ingress_max_pending_depth", "gauge", "The deepest that a family was.", |it| {
+        u64::from(it.max_pending_depth_observed)
+    });
+    each("laneway_ingress_active_families", "gauge", "Families that have a task now.", |it| {
+        it.active_families as u64
+    });
+    each("laneway_ingress_outstanding_tasks", "gauge", "Tasks that are neither done nor given up.", |it| {
+        it.outstanding
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_cannot_break_out() {
+        let mut text = Text::default();
+        text.sample("a_total", &[("pool", "x\"} 1\n\\")], 7);
+        assert_eq!(text.0, "a_total{pool=\"x\\\"} 1\\n\\\\\"} 7\n");
+    }
+}

@@ -1,0 +1,644 @@
+//! The configuration of the service: read once, checked whole, and shown with where each value came from.
+//!
+//! Whoever starts the service names the layers ([`Layering`]); [`Config::load`] puts them over `reference.conf`, which lies inside the program and has
+//! every key with its default, and gives a value that is right, or all that is wrong. `service.rs` receives it, and receives it again at a reload.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use laneway_config::{Config as Tree, Effective, Layers, LoadError, ReadError, Section};
+
+use crate::ingress;
+use crate::mediator::{BreakerSettings, HttpSettings, Pattern, Scope, Signer};
+use crate::message::{MESSAGE_BYTES_MAX, NAME_BYTES_MAX, Secret};
+use crate::pool::{CAPACITY_MAX, CONCURRENCY_MAX, Exhausted, PoolSettings, Ungrouped};
+use crate::router::{DEFAULT_POOL, POOLS_MAX};
+use crate::source::embedded::{self, Durability, QUEUES_MAX, QueueOptions};
+
+/// Every key with its default, as HOCON with comments.
+pub const REFERENCE: &str = include_str!("reference.conf");
+
+/// The path above all keys.
+const ROOT: &str = "laneway";
+
+/// A day: longer times are mistakes.
+const LONGEST: Duration = Duration::from_secs(24 * 3600);
+
+/// What lies over the reference, the lowest first: a file, variables of the environment, and flags.
+#[derive(Clone, Default)]
+pub struct Layering {
+    /// A file. It must be there.
+    pub file: Option<PathBuf>,
+    /// Variables; those that do not begin with `LANEWAY_` are passed over.
+    pub environment: Vec<(String, String)>,
+    /// Values by path, such as `("laneway.http.bind", "127.0.0.1:9000")`.
+    pub sets: Vec<(String, String)>,
+}
+
+impl fmt::Debug for Layering {
+    /// The environment and the flags may hold secrets.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let paths: Vec<_> = self.sets.iter().map(|(path, _)| path).collect();
+        f.debug_struct("Layering").field("file", &self.file).field("sets", &paths).finish_non_exhaustive()
+    }
+}
+
+impl Layering {
+    /// A file over the reference, and nothing else.
+    pub fn file(path: impl Into<PathBuf>) -> Self {
+        Layering { file: Some(path.into()), ..Layering::default() }
+    }
+
+    /// With one value more on top.
+    #[must_use]
+    pub fn set(mut self, path: &str, value: &str) -> Self {
+        self.sets.push((path.to_owned(), value.to_owned()));
+        self
+    }
+
+    fn layers(&self) -> Layers {
+        let mut layers = Layers::new().text("reference.conf", REFERENCE);
+        if let Some(file) = &self.file {
+            layers = layers.file(file);
+        }
+        layers = layers.environment("LANEWAY", self.environment.iter().cloned());
+        self.sets.iter().fold(layers, |layers, (path, value)| layers.set(path, value))
+    }
+}
+
+/// Why there is no configuration.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// A layer cannot be read as HOCON.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// Values are not what they should be.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+}
+
+impl ConfigError {
+    /// Each thing that is wrong, in a sentence.
+    pub fn problems(&self) -> Vec<String> {
+        match self {
+            ConfigError::Load(error) => error.problems.iter().map(ToString::to_string).collect(),
+            ConfigError::Read(error) => error.problems.iter().map(ToString::to_string).collect(),
+        }
+    }
+}
+
+/// The configuration of the service. All of it has been checked.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The HTTP API.
+    pub http: Http,
+    /// The embedded queue.
+    pub queue: Queue,
+    /// How long a delivery is leased.
+    pub lease: Duration,
+    /// What a pool is like that does not say otherwise.
+    pub pool_defaults: PoolSettings,
+    /// All pools, the default pool among them.
+    pub pools: BTreeMap<String, PoolSettings>,
+    /// How targets are called.
+    pub mediator: Mediation,
+    /// The network ingress, if there is one.
+    pub ingress: Option<ingress::Settings>,
+    /// How long a shutdown drains.
+    pub drain: Duration,
+    /// Whether there are test targets.
+    pub test_targets: bool,
+    shown: Vec<Effective>,
+    layering: Layering,
+}
+
+/// The HTTP API.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Http {
+    /// Where it listens.
+    pub bind: SocketAddr,
+    /// What admin routes ask for, if anything.
+    pub admin_token: Option<Secret>,
+    /// The longest body of a request.
+    pub body_bytes_max: usize,
+    /// How many connections are served at once.
+    pub connections_max: usize,
+    /// How long the head of a request may take, and a connection may be idle.
+    pub head_timeout: Duration,
+    /// How long the body of a request may take.
+    pub body_timeout: Duration,
+    /// How long an answer may take.
+    pub request_timeout: Duration,
+}
+
+/// The embedded queue.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Queue {
+    /// Its file.
+    pub path: PathBuf,
+    /// What acknowledgements survive.
+    pub durability: Durability,
+    /// The names of the queues, at least one.
+    pub names: Vec<String>,
+    /// Messages per queue.
+    pub capacity: usize,
+    /// How large the file may grow.
+    pub bytes_max: Option<u64>,
+    /// How long deduplication ids are remembered.
+    pub deduplication_window: Duration,
+    /// What messages without a group are to each other.
+    pub ungrouped: Ungrouped,
+    /// Bodies kept in memory, per queue.
+    pub cache_bytes: usize,
+}
+
+impl Queue {
+    /// As the store wants it.
+    pub fn options(&self) -> embedded::Options {
+        let ungrouped = match self.ungrouped {
+            Ungrouped::Serial => embedded::Ungrouped::Serial,
+            Ungrouped::Unordered => embedded::Ungrouped::Unordered,
+        };
+        embedded::Options {
+            durability: self.durability,
+            bytes_max: self.bytes_max,
+            queue: QueueOptions {
+                capacity: self.capacity,
+                ungrouped,
+                deduplication_window: self.deduplication_window,
+                cache_bytes: self.cache_bytes,
+            },
+            ..embedded::Options::default()
+        }
+    }
+}
+
+/// How targets are called.
+#[derive(Clone, Debug)]
+pub struct Mediation {
+    /// Everything but the signatures.
+    pub http: HttpSettings,
+    /// What requests are signed with where the pool has no secrets of its own.
+    pub signing_secrets: Vec<Secret>,
+}
+
+impl Config {
+    /// Reads all layers. An error says everything that is wrong with them.
+    pub fn load(layering: &Layering) -> Result<Config, ConfigError> {
+        let tree = layering.layers().load()?;
+        let mut config = tree.read("", |document| document.section(ROOT, read))?;
+        config.shown = tree.effective("");
+        config.layering = layering.clone();
+        Ok(config)
+    }
+
+    /// Reads the same layers again: the file may have changed.
+    pub fn again(&self) -> Result<Config, ConfigError> {
+        Config::load(&self.layering)
+    }
+
+    /// Every value with the layer that it came from. Secrets are hidden.
+    pub fn effective(&self) -> &[Effective] {
+        &self.shown
+    }
+
+    /// The effective values of some layers, right or wrong, as long as they are HOCON. Secrets are hidden.
+    pub fn show(layering: &Layering) -> Result<Vec<Effective>, ConfigError> {
+        let tree: Tree = layering.layers().load()?;
+        Ok(tree.effective(""))
+    }
+
+    /// Takes over what a reload has applied.
+    pub(crate) fn show_pools_of(&mut self, new: &Config) {
+        let live = |it: &Effective| {
+            ["laneway.pools", "laneway.pool-defaults", "laneway.shutdown"]
+                .iter()
+                .any(|path| it.path.starts_with(path))
+        };
+        self.shown.retain(|it| !live(it));
+        self.shown.extend(new.shown.iter().filter(|it| live(it)).cloned());
+    }
+
+    /// Whether the API can be reached from other machines.
+    pub fn is_beyond_loopback(&self) -> bool {
+        !self.http.bind.ip().is_loopback()
+    }
+}
+
+fn read(s: &mut Section<'_>) -> Config {
+    let http = s.section("http", read_http);
+    let queue = s.section("queue", read_queue);
+    let lease = s.duration("lease", Duration::from_secs(1)..=Duration::from_secs(12 * 3600));
+    let pool_defaults = s.section("pool-defaults", |s| read_pool(s, None));
+    let pools = s.sections("pools", |code, s| {
+        let settings = read_pool(s, Some(&pool_defaults));
+        (code.to_owned(), settings)
+    });
+    let pools: BTreeMap<_, _> = pools.into_iter().map(|(_, pool)| pool).collect();
+    check_pools(s, &queue, &pools);
+    let mediator = s.section("mediator", read_mediator);
+    let ingress = s.section("ingress", read_ingress);
+    let drain = s.section("shutdown", |s| s.duration("drain", Duration::ZERO..=LONGEST));
+    Config {
+        http,
+        queue,
+        lease,
+        pool_defaults,
+        pools,
+        mediator,
+        ingress,
+        drain,
+        test_targets: s.flag("test-targets"),
+        shown: Vec::new(),
+        layering: Layering::default(),
+    }
+}
+
+// ── sections ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+fn read_http(s: &mut Section<'_>) -> Http {
+    let seconds = Duration::from_millis(100)..=LONGEST;
+    let bind = address(s, "bind");
+    let token = s.text("admin-token");
+    if !token.is_empty() && (token.trim() != token || !token.bytes().all(|byte| byte.is_ascii_graphic())) {
+        s.problem("admin-token", "must be visible ASCII without blanks, so that it fits into a header");
+    }
+    if token.is_empty() && !bind.ip().is_loopback() {
+        let what = "must not be empty: `http.bind` can be reached from other machines, which could then publish and remove messages";
+        s.problem("admin-token", what);
+    }
+    Http {
+        bind,
+        admin_token: (!token.is_empty()).then(|| Secret::new(token)),
+        body_bytes_max: s.bytes("body-limit", 1_024..=1 << 30) as usize,
+        connections_max: s.integer("connections-max", 1..=1_000_000) as usize,
+        head_timeout: s.duration("head-timeout", seconds.clone()),
+        body_timeout: s.duration("body-timeout", seconds.clone()),
+        request_timeout: s.duration("request-timeout", seconds),
+    }
+}
+
+fn address(s: &mut Section<'_>, key: &str) -> SocketAddr {
+    let text = s.text(key);
+    text.parse().unwrap_or_else(|_| {
+        s.problem(key, "must be an address with a port, such as \"127.0.0.1:8080\"");
+        SocketAddr::from(([127, 0, 0, 1], 0))
+    })
+}
+
+fn read_queue(s: &mut Section<'_>) -> Queue {
+    let path = s.text("path");
+    if path.trim().is_empty() {
+        s.problem("path", "must be the path of a file");
+    }
+    let names = s.texts("queues");
+    for (place, name) in names.iter().enumerate() {
+        let part = format!("[{place}]");
+        if name.is_empty() || name.len() > NAME_BYTES_MAX || name.chars().any(char::is_control) {
+            let what = format!("must be a name of 1 to {NAME_BYTES_MAX} bytes without control characters");
+            s.problem_in("queues", &part, name.escape_debug().to_string(), what);
+        } else if names[..place].contains(name) {
+            s.problem_in("queues", &part, name.clone(), "is there already");
+        }
+    }
+    if names.is_empty() || names.len() > QUEUES_MAX {
+        s.problem("queues", format!("must have 1 to {QUEUES_MAX} names"));
+    }
+    let durability =
+        s.one_of("durability", &[("power-loss", Durability::PowerLoss), ("crash", Durability::Crash)]);
+    Queue {
+        path: path.into(),
+        durability,
+        names,
+        capacity: s.integer("capacity", 1..=1_000_000_000) as usize,
+        bytes_max: s.optional("size-max", |s| s.bytes("size-max", 1 << 20..=1 << 50)),
+        deduplication_window: s.duration("deduplication-window", Duration::ZERO..=7 * LONGEST),
+        ungrouped: ungrouped(s),
+        cache_bytes: s.bytes("cache", 0..=1 << 40) as usize,
+    }
+}
+
+fn ungrouped(s: &mut Section<'_>) -> Ungrouped {
+    s.one_of("ungrouped", &[("serial", Ungrouped::Serial), ("unordered", Ungrouped::Unordered)])
+}
+
+/// Reads a pool. Without defaults every key has to be there, or null where that means something.
+fn read_pool(s: &mut Section<'_>, defaults: Option<&PoolSettings>) -> PoolSettings {
+    let mut pool = defaults.cloned().unwrap_or_default();
+    let all = defaults.is_none();
+    let asked = |s: &mut Section<'_>, key: &str| all || s.has(key);
+    if asked(s, "concurrency") {
+        pool.concurrency = s.integer("concurrency", 1..=CONCURRENCY_MAX as u64) as usize;
+    }
+    if asked(s, "capacity") {
+        pool.capacity = s.integer("capacity", 1..=CAPACITY_MAX as u64) as usize;
+    }
+    let own_capacity = asked(s, "group-capacity");
+    if own_capacity {
+        pool.group_capacity = s.integer("group-capacity", 1..=CAPACITY_MAX as u64) as usize;
+    }
+    // A small pool need not say that its groups are small, too; a pool that says both must say them right.
+    if !own_capacity {
+        pool.group_capacity = pool.group_capacity.min(pool.capacity);
+    } else if pool.group_capacity > pool.capacity {
+        s.problem(
+            "group-capacity",
+            format!("must be at most the pool's capacity, which is {}", pool.capacity),
+        );
+    }
+    if let Some(latency) =
+        s.optional("group-latency", |s| s.duration("group-latency", Duration::from_millis(1)..=LONGEST))
+    {
+        pool.group_latency = Some(latency);
+    }
+    let rate = |s: &mut Section<'_>, key: &str| {
+        s.optional(key, |s| s.number(key, "above 0 and at most 1000000", |rate| rate > 0.0 && rate <= 1e6))
+    };
+    pool.rate_per_second = rate(s, "rate-per-second").or(pool.rate_per_second);
+    pool.group_rate_per_second = rate(s, "group-rate-per-second").or(pool.group_rate_per_second);
+    if asked(s, "attempts") {
+        pool.attempts = s.integer("attempts", 1..=1_000_000) as u32;
+    }
+    if asked(s, "backoff") {
+        pool.backoff = s.duration("backoff", Duration::ZERO..=LONGEST);
+    }
+    if asked(s, "backoff-max") {
+        pool.backoff_max = s.duration("backoff-max", Duration::ZERO..=LONGEST);
+    }
+    if pool.backoff > pool.backoff_max {
+        s.problem("backoff", format!("must be at most backoff-max, which is {:?}", pool.backoff_max));
+    }
+    read_exhausted(s, &mut pool, all);
+    if asked(s, "ungrouped") {
+        pool.ungrouped = ungrouped(s);
+    }
+    if asked(s, "affinity") {
+        pool.affinity = s.integer("affinity", 1..=CONCURRENCY_MAX as u64) as usize;
+    }
+    if !pool.affinity.is_power_of_two() || pool.affinity > pool.concurrency {
+        s.problem("affinity", "must be a power of two that is at most the concurrency");
+    }
+    if asked(s, "signing-secrets") {
+        pool.signing_secrets = secrets(s);
+    }
+    pool
+}
+
+fn read_exhausted(s: &mut Section<'_>, pool: &mut PoolSettings, all: bool) {
+    let before = match pool.exhausted {
+        Exhausted::GiveBack(after) => after,
+        Exhausted::DeadLetter | Exhausted::ParkGroup => Duration::from_secs(30),
+    };
+    let after = match all || s.has("give-back") {
+        true => s.duration("give-back", Duration::ZERO..=LONGEST),
+        false => before,
+    };
+    if all || s.has("exhausted") {
+        let choices = [
+            ("dead-letter", Exhausted::DeadLetter),
+            ("park-group", Exhausted::ParkGroup),
+            ("give-back", Exhausted::GiveBack(after)),
+        ];
+        pool.exhausted = s.one_of("exhausted", &choices);
+    } else if let Exhausted::GiveBack(_) = pool.exhausted {
+        pool.exhausted = Exhausted::GiveBack(after);
+    }
+}
+
+fn secrets(s: &mut Section<'_>) -> Vec<Secret> {
+    let secrets: Vec<Secret> = s.texts("signing-secrets").into_iter().map(Secret::new).collect();
+    if let Err(bad) = Signer::new(&secrets) {
+        s.problem("signing-secrets", format!("{bad}; base64 of at least 16 bytes would be right"));
+    }
+    secrets
+}
+
+fn check_pools(s: &mut Section<'_>, queue: &Queue, pools: &BTreeMap<String, PoolSettings>) {
+    for (code, pool) in pools {
+        let part = format!(".{code}");
+        let shown = code.escape_debug().to_string();
+        if code.trim() != code
+            || code.is_empty()
+            || code.len() > NAME_BYTES_MAX
+            || code.chars().any(char::is_control)
+        {
+            let what = format!(
+                "is no code for a pool: 1 to {NAME_BYTES_MAX} bytes without control characters and blanks around"
+            );
+            s.problem_in("pools", &part, shown, what);
+        } else if code != DEFAULT_POOL && code.eq_ignore_ascii_case(DEFAULT_POOL) {
+            s.problem_in("pools", &part, shown, format!("differs from {DEFAULT_POOL} in its case only"));
+        } else if queue.ungrouped == Ungrouped::Unordered && pool.ungrouped == Ungrouped::Serial {
+            let what = "cannot be serial while queue.ungrouped is unordered: what comes back would have lost its order";
+            s.problem_in("pools", &format!("{part}.ungrouped"), "serial", what);
+        }
+    }
+    if pools.len() > POOLS_MAX {
+        s.problem("pools", format!("must be at most {POOLS_MAX}"));
+    }
+    if !pools.contains_key(DEFAULT_POOL) {
+        s.problem("pools", format!("must have {DEFAULT_POOL}: it stands in for unknown pools"));
+    }
+}
+
+fn read_mediator(s: &mut Section<'_>) -> Mediation {
+    let times = Duration::from_millis(1)..=LONGEST;
+    let allowed = patterns(s, "allow");
+    let mut http = HttpSettings {
+        connect_timeout: s.duration("connect-timeout", times.clone()),
+        timeout: s.duration("timeout", times.clone()),
+        body_bytes_max: s.bytes("body-limit", 0..=64 << 20) as usize,
+        idle_connections_max: s.integer("idle-connections-max", 0..=1_000_000) as usize,
+        idle_timeout: s.duration("idle-timeout", times),
+        allowed: (!allowed.is_empty()).then_some(allowed),
+        prior_knowledge: patterns(s, "http2-prior-knowledge"),
+        scope: s.one_of("scope", &[("path", Scope::Path), ("origin", Scope::Origin)]),
+        breaker: s.section("breaker", read_breaker),
+        ..HttpSettings::default()
+    };
+    for (place, file) in s.texts("trusted-certificates").into_iter().enumerate() {
+        let trusted = std::fs::read(&file).map_err(|error| error.to_string());
+        let trusted = trusted.and_then(|pem| http.trust_pem(&pem).map_err(|error| error.to_string()));
+        if let Err(problem) = trusted {
+            s.problem_in("trusted-certificates", &format!("[{place}]"), file, problem);
+        }
+    }
+    Mediation { http, signing_secrets: secrets(s) }
+}
+
+fn patterns(s: &mut Section<'_>, key: &str) -> Vec<Pattern> {
+    let mut patterns = Vec::new();
+    for (place, text) in s.texts(key).into_iter().enumerate() {
+        match text.parse() {
+            Ok(pattern) => patterns.push(pattern),
+            Err(_) => {
+                let what = "must be a host, *.host, host:port, or a URL with a path to begin with";
+                s.problem_in(key, &format!("[{place}]"), text, what);
+            }
+        }
+    }
+    patterns
+}
+
+fn read_breaker(s: &mut Section<'_>) -> BreakerSettings {
+    let times = Duration::from_millis(1)..=LONGEST;
+    BreakerSettings {
+        failure_share: s
+            .number("failure-share", "above 0 and at most 1", |share| share > 0.0 && share <= 1.0),
+        calls_min: s.integer("calls-min", 1..=1_000_000) as usize,
+        window_calls: s.integer("window-calls", 1..=1_000_000) as usize,
+        window_age: s.duration("window-age", times.clone()),
+        open_for: s.duration("open-for", times),
+        successes_to_close: s.integer("successes-to-close", 1..=1_000) as u32,
+        targets_max: s.integer("targets-max", 1..=10_000_000) as usize,
+        ..BreakerSettings::default()
+    }
+}
+
+fn read_ingress(s: &mut Section<'_>) -> Option<ingress::Settings> {
+    let (enabled, listen, expose) = (s.flag("enabled"), address(s, "bind"), s.flag("expose"));
+    if enabled && !listen.ip().is_loopback() && !expose {
+        s.problem("expose", "must be true where `bind` is beyond loopback: whoever reaches the ingress can have any target called");
+    }
+    let least = ingress::LINE_BYTES_MIN as u64;
+    let mut settings = ingress::Settings {
+        listen,
+        partitions: s.integer("partitions", 1..=ingress::PARTITIONS_MAX as u64) as usize,
+        workers: s.integer("workers", 1..=ingress::WORKERS_MAX as u64) as usize,
+        partition_capacity: s.integer("partition-capacity", 1..=CAPACITY_MAX as u64) as usize,
+        family_capacity: s.integer("family-capacity", 1..=CAPACITY_MAX as u64) as usize,
+        connections_max: s.integer("connections-max", 1..=1_000_000) as usize,
+        line_bytes_max: s.bytes("line-limit", least..=MESSAGE_BYTES_MAX as u64) as usize,
+        idle_time: s.duration("idle-timeout", Duration::from_millis(1)..=LONGEST),
+        ..ingress::Settings::default()
+    };
+    settings.retry.max_attempts = s.integer("attempts", 1..=1_000_000) as u32;
+    settings.retry.base = s.duration("backoff", Duration::ZERO..=LONGEST);
+    if !settings.partitions.is_power_of_two() {
+        s.problem("partitions", "must be a power of two");
+    }
+    if settings.family_capacity > settings.partition_capacity {
+        s.problem("family-capacity", "must be at most partition-capacity");
+    }
+    enabled.then_some(settings)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(text: &str) -> Result<Config, ConfigError> {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("laneway.conf");
+        std::fs::write(&file, text).unwrap();
+        Config::load(&Layering::file(file))
+    }
+
+    fn problems(text: &str) -> Vec<String> {
+        load(text).expect_err("something is wrong").problems()
+    }
+
+    #[test]
+    fn the_reference_is_what_the_types_have_as_their_defaults() {
+        let config = Config::load(&Layering::default()).unwrap();
+        assert_eq!(config.pool_defaults, PoolSettings::default());
+        assert_eq!(config.pools, BTreeMap::from([(DEFAULT_POOL.to_owned(), PoolSettings::default())]));
+        assert_eq!(config.mediator.http.breaker, BreakerSettings::default());
+        assert_eq!(config.mediator.http.timeout, HttpSettings::default().timeout);
+        assert_eq!(config.ingress, None);
+        let config = Config::load(&Layering::default().set("laneway.ingress.enabled", "true")).unwrap();
+        assert_eq!(config.ingress, Some(ingress::Settings::default()));
+        let (store, reference) = (embedded::QueueOptions::default(), config.queue.options().queue);
+        assert_eq!((store.capacity, store.cache_bytes), (reference.capacity, reference.cache_bytes));
+        assert_eq!(store.deduplication_window, reference.deduplication_window);
+    }
+
+    #[test]
+    fn a_pool_says_only_what_is_different() {
+        let text = "laneway { pool-defaults { attempts = 9, rate-per-second = 5 }, pools { small { capacity = 10, concurrency = 2 }
+            back { exhausted = give-back, give-back = 5 s } } }";
+        let config = load(text).unwrap();
+        let small = &config.pools["small"];
+        assert_eq!((small.capacity, small.group_capacity, small.concurrency), (10, 10, 2));
+        assert_eq!((small.attempts, small.rate_per_second), (9, Some(5.0)));
+        assert_eq!(config.pools["back"].exhausted, Exhausted::GiveBack(Duration::from_secs(5)));
+        assert_eq!(config.pools[DEFAULT_POOL].attempts, 9);
+    }
+
+    #[test]
+    fn the_file_the_environment_and_flags_lie_over_each_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("laneway.conf");
+        std::fs::write(
+            &file,
+            "laneway { http { bind = \"127.0.0.1:1\" }, lease = 5 s, shutdown { drain = 5 s } }",
+        )
+        .unwrap();
+        let variable = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let layering = Layering {
+            file: Some(file.clone()),
+            environment: vec![
+                variable("LANEWAY_LEASE", "6 s"),
+                variable("LANEWAY_SHUTDOWN_DRAIN", "6 s"),
+                variable("HOME", "/"),
+            ],
+            sets: Vec::new(),
+        };
+        let config = Config::load(&layering.set("laneway.shutdown.drain", "7 s")).unwrap();
+        assert_eq!(config.http.bind.port(), 1);
+        assert_eq!((config.lease.as_secs(), config.drain.as_secs()), (6, 7));
+        let origin =
+            |path: &str| config.effective().iter().find(|it| it.path == path).unwrap().origin.clone();
+        assert_eq!(origin("laneway.http.bind"), file.display().to_string());
+        assert_eq!(origin("laneway.lease"), "$LANEWAY_LEASE");
+        assert_eq!(origin("laneway.test-targets"), "reference.conf");
+    }
+
+    #[test]
+    fn all_that_is_wrong_is_said_at_once_with_the_nearest_known_key() {
+        let found = problems(
+            r#"laneway {
+                http { bind = "0.0.0.0:8080", adminToken = x }
+                queue { durability = none, queues = [a, a], ungrouped = unordered }
+                pools { orders { concurency = 5, capacity = 10, group-capacity = 11, affinity = 3 }, default-pool {} }
+                mediator { allow = ["https://a/x?y"], signing-secrets = [short], breaker { failure-share = 2 } }
+                ingress { enabled = true, bind = "0.0.0.0:1", partitions = 3 }
+                typo = 1
+            }"#,
+        );
+        for part in [
+            "laneway.http.admin-token = (hidden) (reference.conf): must not be empty",
+            "did you mean \"admin-token\"?",
+            "laneway.queue.durability = \"none\"",
+            "laneway.queue.queues[1] = a",
+            "did you mean \"concurrency\"?",
+            "laneway.pools.orders.group-capacity = 11",
+            "laneway.pools.orders.affinity = 3",
+            "laneway.pools.orders.ungrouped = serial",
+            "laneway.pools.default-pool = default-pool",
+            "laneway.mediator.allow[0] = https://a/x?y",
+            "laneway.mediator.signing-secrets = (hidden)",
+            "laneway.mediator.breaker.failure-share = 2",
+            "laneway.ingress.expose = false",
+            "laneway.ingress.partitions = 3",
+            "laneway.typo = 1",
+        ] {
+            assert!(found.iter().any(|problem| problem.contains(part)), "{part} is not among {found:#?}");
+        }
+    }
+
+    #[test]
+    fn secrets_are_nowhere_in_what_is_shown() {
+        let secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+        let text = format!(
+            "laneway {{ http.admin-token = hunter2, mediator.signing-secrets = [{secret}], pools.a.signing-secrets = [{secret}] }}"
+        );
+        let config = load(&text).unwrap();
+        let shown = format!("{config:?} {:?}", config.effective());
+        assert!(!shown.contains("hunter2") && !shown.contains(secret), "{shown}");
+        assert_eq!(config.pools["a"].signing_secrets[0].expose(), secret);
+    }
+}

@@ -1,0 +1,493 @@
+//! The service: everything of this crate in one process, from its configuration to its last breath.
+//!
+//! `config.rs` hands in what was read; the service opens the store, starts the router with its pools and sources, the network ingress and the HTTP API
+//! (`api/`), which gets a [`Service`] in turn: what the API changes, it changes through this file.
+//!
+//! # A reload
+//!
+//! Pools are added, changed and removed to be as the new configuration says; one that goes drains in the background. Pools that were set up through
+//! the API stay. New queues are read. Everything else is compared, and what would need a restart is named. A configuration that is not valid
+//! changes nothing.
+//!
+//! # Shutdown, in steps
+//!
+//! 1. [`close`](Service::close): `/health/ready` says no, the router claims nothing more, and the ingress takes no more lines. Publishing goes on: what is published now
+//!    waits in the queue for the next start, so a publisher need not care.
+//! 2. The router and the ingress drain side by side until the time is up; what is not delivered then goes back to its queue.
+//! 3. The HTTP API stops accepting, and its connections end with the request that they are at. Only now can nothing be published any more.
+//! 4. The store is closed: what was accepted until then is on disk.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::net::TcpListener;
+
+use crate::api;
+use crate::config::{Config, ConfigError};
+use crate::ingress::{self, Ingress};
+use crate::mediator::{HttpMediator, Mediator, Mediators, Signer, Simulated};
+use crate::pool::PoolSettings;
+use crate::router::{DEFAULT_POOL, MakeMediator, Router, RouterError, RouterReport, SourceSettings};
+use crate::source::embedded::{EmbeddedQueue, EmbeddedStore, OpenError, QueueError};
+use crate::targets::TestTargets;
+
+/// A pool that a reload removes may take this long to drain; then it goes on draining, and a warning says so.
+const REMOVAL: Duration = Duration::from_secs(3_600);
+
+/// How long a shutdown waits for the last answers of the API.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// Why the service did not start. Nothing of it is left.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Nobody could tell friend from foe.
+    #[error(
+        "{0} can be reached from other machines, and there is no token: set laneway.http.admin-token, or bind to 127.0.0.1"
+    )]
+    Unguarded(SocketAddr),
+    /// The address of the API cannot be listened at.
+    #[error("cannot listen at {address}: {error}")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// The queue's file cannot be opened.
+    #[error("{path}: {error}")]
+    Store {
+        /// Which file.
+        path: String,
+        /// Why.
+        error: OpenError,
+    },
+    /// A queue cannot be had.
+    #[error(transparent)]
+    Queue(#[from] QueueError),
+    /// A pool cannot be had.
+    #[error(transparent)]
+    Router(#[from] RouterError),
+    /// The network ingress cannot be started.
+    #[error(transparent)]
+    Ingress(#[from] ingress::StartError),
+}
+
+/// What a reload has done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reloaded {
+    /// What is different now, a sentence each.
+    pub changed: Vec<String>,
+    /// What is different in the configuration and needs a restart, by path.
+    pub needs_restart: Vec<String>,
+}
+
+/// Why nothing was reloaded.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReloadError {
+    /// The configuration is not valid.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// It is valid, and cannot be applied to what runs.
+    #[error("{}", .0.join("; "))]
+    Impossible(Vec<String>),
+}
+
+/// How the end went.
+#[derive(Clone, Debug, Default)]
+pub struct Farewell {
+    /// Of the router.
+    pub router: RouterReport,
+    /// Tasks that the ingress had accepted and did not get to: they are nowhere else.
+    pub ingress_lost: usize,
+    /// Connections of the API that had to be cut off.
+    pub connections_cut: usize,
+}
+
+/// The running service. Clones are the same one; it ends with [`shutdown`](Service::shutdown).
+#[derive(Clone)]
+pub struct Service {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    config: Mutex<Arc<Config>>,
+    /// One reload at a time.
+    reloading: tokio::sync::Mutex<()>,
+    started: Instant,
+    store: EmbeddedStore,
+    /// By name; publishers and the router use the same consumer, which is no matter: publishing has none.
+    queues: Mutex<BTreeMap<String, EmbeddedQueue>>,
+    router: Router,
+    mediators: Mediators,
+    /// There until the shutdown takes it.
+    ingress: Mutex<Option<Ingress>>,
+    ingress_address: Option<SocketAddr>,
+    targets: Option<TestTargets>,
+    http_address: SocketAddr,
+    server: Mutex<Option<api::Server>>,
+    closing: AtomicBool,
+}
+
+impl fmt::Debug for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Service").field("http", &self.inner.http_address).finish_non_exhaustive()
+    }
+}
+
+impl Service {
+    /// Starts everything. To be called on a tokio runtime with time and IO, on which it then runs.
+    pub async fn start(config: Config) -> Result<Service, StartError> {
+        let bind = config.http.bind;
+        if config.is_beyond_loopback() && config.http.admin_token.is_none() {
+            return Err(StartError::Unguarded(bind));
+        }
+        let cannot = |error| StartError::Listen { address: bind, error };
+        let listener = TcpListener::bind(bind).await.map_err(cannot)?;
+        let http_address = listener.local_addr().map_err(cannot)?;
+        let store = open_store(&config).await?;
+        let mut queues = BTreeMap::new();
+        for name in &config.queue.names {
+            queues.insert(name.clone(), store.queue(name)?);
+        }
+        let http = HttpMediator::new(config.mediator.http.clone(), Signer::default());
+        let mediators = Mediators::new(http, Simulated::new(fastrand::u64(..)));
+        let router = start_router(&config, &mediators)?;
+        // Before the first message is claimed: what has a pool must not go to the default pool.
+        let ingress = match &config.ingress {
+            Some(settings) => {
+                let mediator = mediators.with_signer(signer(&config, &[]));
+                Some(Ingress::start(settings.clone(), Arc::new(mediator)).await?)
+            }
+            None => None,
+        };
+        let lease = SourceSettings { lease: config.lease };
+        for queue in queues.values() {
+            router.add_source(Arc::new(queue.clone()), lease);
+        }
+        let targets = config.test_targets.then(|| TestTargets::new(fastrand::u64(..)));
+        if targets.is_some() && config.is_beyond_loopback() {
+            let text = "the test targets can be called from other machines, without a token; laneway.test-targets = false closes them";
+            router.warnings().give("configuration", text);
+        }
+        let service = Service {
+            inner: Arc::new(Inner {
+                config: Mutex::new(Arc::new(config)),
+                reloading: tokio::sync::Mutex::default(),
+                started: Instant::now(),
+                store,
+                queues: Mutex::new(queues),
+                router,
+                mediators,
+                ingress_address: ingress.as_ref().map(Ingress::address),
+                ingress: Mutex::new(ingress),
+                targets,
+                http_address,
+                server: Mutex::default(),
+                closing: AtomicBool::new(false),
+            }),
+        };
+        let server = api::serve(service.clone(), listener);
+        *lock(&service.inner.server) = Some(server);
+        Ok(service)
+    }
+
+    /// Where the API listens: with port 0 in the configuration, the port that it was given.
+    pub fn http_address(&self) -> SocketAddr {
+        self.inner.http_address
+    }
+
+    /// Where the network ingress listens, if there is one.
+    pub fn ingress_address(&self) -> Option<SocketAddr> {
+        self.inner.ingress_address
+    }
+
+    /// The router inside.
+    pub fn router(&self) -> &Router {
+        &self.inner.router
+    }
+
+    /// The test targets, if there are any.
+    pub fn targets(&self) -> Option<&TestTargets> {
+        self.inner.targets.as_ref()
+    }
+
+    /// The configuration that is in force; what needs a restart is in it as it was at the start.
+    pub fn config(&self) -> Arc<Config> {
+        Arc::clone(&lock(&self.inner.config))
+    }
+
+    /// A queue, to publish to and to look at its dead letters.
+    pub fn queue(&self, name: &str) -> Option<EmbeddedQueue> {
+        lock(&self.inner.queues).get(name).cloned()
+    }
+
+    /// The names of the queues, sorted.
+    pub fn queue_names(&self) -> Vec<String> {
+        lock(&self.inner.queues).keys().cloned().collect()
+    }
+
+    /// What calls the targets: its breakers and counters.
+    pub fn mediators(&self) -> &Mediators {
+        &self.inner.mediators
+    }
+
+    /// What the network ingress has counted, if there is one and it has not ended.
+    pub fn ingress_stats(&self) -> Option<ingress::Stats> {
+        lock(&self.inner.ingress).as_ref().map(Ingress::stats)
+    }
+
+    /// How long ago it was started.
+    pub fn uptime(&self) -> Duration {
+        self.inner.started.elapsed()
+    }
+
+    /// Whether its end has begun.
+    pub fn is_closing(&self) -> bool {
+        self.inner.closing.load(Relaxed)
+    }
+
+    // ── change ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Reads the layers of its configuration again and applies what can be applied. On an error nothing has changed.
+    pub async fn reload_layers(&self) -> Result<Reloaded, ReloadError> {
+        let config = self.config();
+        let read = tokio::task::spawn_blocking(move || config.again()).await;
+        let new = read.expect("reading does not panic")?;
+        self.reload(new).await
+    }
+
+    /// Applies what can be applied of another configuration. On an error nothing has changed.
+    pub async fn reload(&self, new: Config) -> Result<Reloaded, ReloadError> {
+        let _alone = self.inner.reloading.lock().await;
+        let old = self.config();
+        self.check_reload(&new)?;
+        let mut done = Reloaded { changed: Vec::new(), needs_restart: needs_restart(&old, &new) };
+        self.apply_pools(&old, &new, &mut done)?;
+        self.apply_queues(&new, &mut done);
+        let mut now = Config::clone(&old);
+        (now.pools, now.pool_defaults, now.drain) = (new.pools.clone(), new.pool_defaults.clone(), new.drain);
+        if old.drain != new.drain {
+            done.changed.push(format!("shutdown.drain is {:?}", new.drain));
+        }
+        now.show_pools_of(&new);
+        *lock(&self.inner.config) = Arc::new(now);
+        Ok(done)
+    }
+
+    /// What cannot be applied, before anything is.
+    fn check_reload(&self, new: &Config) -> Result<(), ReloadError> {
+        let mut problems = Vec::new();
+        if self.is_closing() {
+            problems.push(RouterError::Closing.to_string());
+        }
+        for view in self.router().pools() {
+            let Some(settings) = new.pools.get(&*view.code) else { continue };
+            if settings.affinity != view.settings.affinity {
+                problems.push(format!(
+                    "laneway.pools.{}.affinity = {}: it stays {} while the pool lives; remove the pool and add it again",
+                    view.code, settings.affinity, view.settings.affinity
+                ));
+            }
+            if view.state == crate::pool::PoolState::Draining {
+                problems.push(format!(
+                    "laneway.pools.{}: the pool is draining; wait until it is gone",
+                    view.code
+                ));
+            }
+        }
+        if problems.is_empty() { Ok(()) } else { Err(ReloadError::Impossible(problems)) }
+    }
+
+    fn apply_pools(&self, old: &Config, new: &Config, done: &mut Reloaded) -> Result<(), ReloadError> {
+        let now: BTreeMap<_, _> =
+            self.router().pools().into_iter().map(|view| (view.code.to_string(), view.settings)).collect();
+        let failed = |error: RouterError| ReloadError::Impossible(vec![error.to_string()]);
+        for (code, settings) in &new.pools {
+            match now.get(code) {
+                None => {
+                    self.router().add_pool(code, settings.clone()).map_err(failed)?;
+                    done.changed.push(format!("pool {code} was added"));
+                }
+                Some(before) if **before != *settings => {
+                    self.router().change_pool(code, settings.clone()).map_err(failed)?;
+                    done.changed.push(format!("pool {code}: {}", differences(before, settings)));
+                }
+                Some(_) => {}
+            }
+        }
+        for code in old.pools.keys().filter(|code| !new.pools.contains_key(*code) && now.contains_key(*code))
+        {
+            self.remove_in_background(code.clone());
+            done.changed.push(format!("pool {code} drains and goes"));
+        }
+        Ok(())
+    }
+
+    fn remove_in_background(&self, code: String) {
+        // At once, so that whoever looks after the reload sees it drain.
+        let _ = self.router().drain_pool(&code);
+        let service = self.clone();
+        tokio::spawn(async move {
+            match service.router().remove_pool(&code, REMOVAL).await {
+                Ok(()) | Err(RouterError::NoSuchPool(_)) => {}
+                Err(error) => {
+                    service.router().warnings().give("pool", format!("pool {code} was to go: {error}"));
+                }
+            }
+        });
+    }
+
+    fn apply_queues(&self, new: &Config, done: &mut Reloaded) {
+        let lease = SourceSettings { lease: self.config().lease };
+        let mut queues = lock(&self.inner.queues);
+        for name in &new.queue.names {
+            if queues.contains_key(name) {
+                continue;
+            }
+            match self.inner.store.queue(name) {
+                Ok(queue) => {
+                    self.router().add_source(Arc::new(queue.clone()), lease);
+                    queues.insert(name.clone(), queue);
+                    done.changed.push(format!("queue {name} is read"));
+                }
+                Err(error) => self.router().warnings().give("configuration", error.to_string()),
+            }
+        }
+        for name in queues.keys().filter(|name| !new.queue.names.contains(name)) {
+            done.needs_restart.push(format!("laneway.queue.queues: {name} is read until then"));
+        }
+    }
+
+    // ── the end ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Begins the end: nothing more is taken from sources and from the ingress, everything else goes on. [`held`](Self::held) then counts down.
+    pub fn close(&self) {
+        self.inner.closing.store(true, Relaxed);
+        self.inner.router.close();
+        if let Some(ingress) = lock(&self.inner.ingress).as_ref() {
+            ingress.handle().close();
+        }
+    }
+
+    /// Messages that are in the service's hands, those of the ingress included.
+    pub fn held(&self) -> usize {
+        let ingress = self
+            .ingress_stats()
+            .map_or(0, |stats| stats.partitions.iter().map(|partition| partition.outstanding as usize).sum());
+        self.inner.router.held() + ingress
+    }
+
+    /// Ends the service, in the steps at the head of this file. A second call finds nothing left to do.
+    pub async fn shutdown(&self, drain: Duration) -> Farewell {
+        self.close();
+        let ingress = lock(&self.inner.ingress).take();
+        let ending = async {
+            match ingress {
+                Some(ingress) => Some(ingress.shutdown(drain).await),
+                None => None,
+            }
+        };
+        // A target of our own that dawdles would be waited for after the time is up.
+        let targets = self.inner.targets.clone();
+        let hurry = tokio::spawn(async move {
+            tokio::time::sleep(drain).await;
+            targets.inspect(TestTargets::close);
+        });
+        let (router, ingress) = tokio::join!(self.inner.router.shutdown(drain), ending);
+        hurry.abort();
+        if let Some(targets) = &self.inner.targets {
+            targets.close();
+        }
+        let server = lock(&self.inner.server).take();
+        let connections_cut = match server {
+            Some(server) => server.shutdown(FAREWELL).await,
+            None => 0,
+        };
+        self.inner.store.close().await;
+        let ingress_lost = ingress.map_or(0, |report| report.returned.len() + report.still_running);
+        Farewell { router, ingress_lost, connections_cut }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+async fn open_store(config: &Config) -> Result<EmbeddedStore, StartError> {
+    let (path, options) = (config.queue.path.clone(), config.queue.options());
+    let shown = path.display().to_string();
+    // Reads the index of all messages that are there: with millions of them this takes a while.
+    let opened = tokio::task::spawn_blocking(move || EmbeddedStore::open(path, options)).await;
+    opened.expect("opening does not panic").map_err(|error| StartError::Store { path: shown, error })
+}
+
+fn start_router(config: &Config, mediators: &Mediators) -> Result<Router, StartError> {
+    let (shared, common) = (mediators.clone(), config.mediator.signing_secrets.clone());
+    let make: MakeMediator = Arc::new(move |settings: &PoolSettings| {
+        let own = if settings.signing_secrets.is_empty() { &common } else { &settings.signing_secrets };
+        let signer = Signer::new(own).expect("secrets are checked with the settings");
+        Arc::new(shared.with_signer(signer)) as Arc<dyn Mediator>
+    });
+    let default = config.pools.get(DEFAULT_POOL).cloned().unwrap_or_default();
+    let router = Router::start(default, make)?;
+    for (code, settings) in config.pools.iter().filter(|(code, _)| *code != DEFAULT_POOL) {
+        router.add_pool(code, settings.clone())?;
+    }
+    Ok(router)
+}
+
+fn signer(config: &Config, own: &[crate::message::Secret]) -> Signer {
+    let secrets = if own.is_empty() { &config.mediator.signing_secrets } else { own };
+    Signer::new(secrets).expect("secrets are checked with the configuration")
+}
+
+/// What is different in a pool, without its secrets.
+fn differences(before: &PoolSettings, after: &PoolSettings) -> String {
+    let mut all = Vec::new();
+    let mut compare = |name: &str, before: String, after: String| {
+        if before != after {
+            all.push(format!("{name} {before} -> {after}"));
+        }
+    };
+    let rate = |rate: Option<f64>| rate.map_or("none".to_owned(), |rate| rate.to_string());
+    compare("concurrency", before.concurrency.to_string(), after.concurrency.to_string());
+    compare("capacity", before.capacity.to_string(), after.capacity.to_string());
+    compare("group-capacity", before.group_capacity.to_string(), after.group_capacity.to_string());
+    compare("group-latency", format!("{:?}", before.group_latency), format!("{:?}", after.group_latency));
+    compare("rate-per-second", rate(before.rate_per_second), rate(after.rate_per_second));
+    compare("group-rate-per-second", rate(before.group_rate_per_second), rate(after.group_rate_per_second));
+    compare("attempts", before.attempts.to_string(), after.attempts.to_string());
+    compare("backoff", format!("{:?}", before.backoff), format!("{:?}", after.backoff));
+    compare("backoff-max", format!("{:?}", before.backoff_max), format!("{:?}", after.backoff_max));
+    compare("exhausted", format!("{:?}", before.exhausted), format!("{:?}", after.exhausted));
+    compare("ungrouped", format!("{:?}", before.ungrouped), format!("{:?}", after.ungrouped));
+    if before.signing_secrets != after.signing_secrets {
+        all.push("signing-secrets".to_owned());
+    }
+    all.join(", ")
+}
+
+/// The paths that differ and are not applied while the service runs.
+fn needs_restart(old: &Config, new: &Config) -> Vec<String> {
+    let live = ["laneway.pools", "laneway.pool-defaults", "laneway.shutdown", "laneway.queue.queues"];
+    let values = |config: &Config| -> BTreeMap<String, String> {
+        config.effective().iter().map(|it| (it.path.clone(), it.value.clone())).collect()
+    };
+    let (before, after) = (values(old), values(new));
+    let differ = |path: &&String| before.get(*path) != after.get(*path);
+    let needs = |path: &&String| !live.iter().any(|live| path.starts_with(live));
+    let mut paths: BTreeSet<String> =
+        before.keys().chain(after.keys()).filter(needs).filter(differ).cloned().collect();
+    // Secrets look alike.
+    if old.http.admin_token != new.http.admin_token {
+        paths.insert("laneway.http.admin-token".to_owned());
+    }
+    if old.mediator.signing_secrets != new.mediator.signing_secrets {
+        paths.insert("laneway.mediator.signing-secrets".to_owned());
+    }
+    paths.into_iter().collect()
+}
