@@ -1,7 +1,7 @@
 //! The router from the queue to the target and back, in virtual time: order per group, parallel across groups, every setting of a pool.
 //!
-//! First the two integration tests and the table of document 004, then what a pool promises, one test per promise. Changes while it runs are in
-//! `changing.rs`, faults of the source in `faults.rs`, and what broke elsewhere in `pitfalls.rs`.
+//! First the two integration tests and the table of document 004, then what a pool promises, one test per promise. Changes while it runs and faults
+//! of the source are in `unrest.rs`, what broke elsewhere in `pitfalls.rs`.
 
 mod rig;
 

@@ -477,6 +477,11 @@ impl Rig {
         range
     }
 
+    /// How many messages of a group were published.
+    pub(crate) fn published(&self, group: &str) -> u64 {
+        lock(&self.numbers).get(group).copied().unwrap_or(0)
+    }
+
     /// Waits until something is so: looks whenever a call begins or ends, and whenever the source has done something.
     pub(crate) async fn until(&self, what: &str, so: impl Fn(&Rig) -> bool) {
         let wait = async {
