@@ -276,8 +276,12 @@ pub(crate) struct Faults {
     pub(crate) lost_answers: usize,
     /// A settlement of any of these fails, with all that is in one question with it.
     pub(crate) poisoned: HashSet<Receipt>,
-    /// The next claims hand out these before anything else: copies of what was handed out before.
+    /// The next claim hands out these before anything else: copies of what was handed out before.
     pub(crate) copies: VecDeque<Delivery>,
+    /// Before anything else, the next claim hands out again so many of those that are out.
+    pub(crate) repeats: usize,
+    /// What is out: handed out and not settled.
+    pub(crate) out: HashMap<Receipt, Delivery>,
     /// The answer to a claim stays here until the gate opens.
     pub(crate) late_claims: Option<Gate>,
     /// Settlements do not begin until the gate opens.
@@ -330,14 +334,28 @@ impl Faulty {
         if strikes(&mut self.faults().failing_claims) {
             return Err(unavailable());
         }
-        let copies: Vec<_> = self.faults().copies.drain(..).collect();
+        let mut copies: Vec<_> = self.faults().copies.drain(..).collect();
+        {
+            // The last ones of those that are out, in their order: a source keeps that also when it repeats itself.
+            let faults = &mut *self.faults();
+            let mut out: Vec<_> = faults.out.values().cloned().collect();
+            out.sort_by_key(|delivery| delivery.id);
+            copies.extend(out.into_iter().rev().take(std::mem::take(&mut faults.repeats)).rev());
+        }
         if !copies.is_empty() {
             return Ok(copies);
         }
         let claimed = self.inner.claim(wants).await?;
-        self.faults().handed_out.extend(claimed.iter().map(|delivery| (delivery.id, delivery.clone())));
+        for delivery in &claimed {
+            let faults = &mut *self.faults();
+            faults.handed_out.insert(delivery.id, delivery.clone());
+            faults.out.retain(|_, other| other.id != delivery.id);
+            faults.out.insert(delivery.receipt.clone(), delivery.clone());
+        }
         self.changed.notify_waiters();
-        if let Some(gate) = self.gate(|faults| &faults.late_claims) {
+        if let Some(gate) = self.gate(|faults| &faults.late_claims)
+            && !claimed.is_empty()
+        {
             gate.pass().await;
         }
         Ok(claimed)
@@ -356,6 +374,8 @@ impl Faulty {
         if disposals.iter().any(|(receipt, _)| self.faults().poisoned.contains(receipt)) {
             return Err(SourceError::Broken("poison".to_owned()));
         }
+        // Before it is told: from then on it hands out nothing of these by the old receipt.
+        disposals.iter().for_each(|(receipt, _)| drop(self.faults().out.remove(receipt)));
         let settled = self.inner.settle(disposals).await;
         self.changed.notify_waiters();
         if strikes(&mut self.faults().lost_answers) { Err(unavailable()) } else { settled }
