@@ -11,11 +11,14 @@
 //! * A pool goes while it has messages. It drains first: nothing new is taken in (the source keeps it), and only when it is empty is the
 //!   code unknown, and the default pool stands in.
 //! * A pool comes while the default pool still has messages that asked for it. It waits for those before it takes any itself.
+//!
+//! For both it matters that nobody is in the middle of taking a message in by what was so a moment ago. The intake holds `routing` to read from
+//! looking for the pool until the message is in it; whoever changes what pools there are, or what they do, takes it to write.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -103,8 +106,8 @@ pub enum RouterError {
 /// What the router's parts share.
 struct Inner {
     pools: ArcSwap<BTreeMap<Arc<str>, Arc<Pool>>>,
-    /// Held while pools come and go.
-    changing: Mutex<()>,
+    /// Held to read while a message is taken in, to write while pools come and go.
+    routing: Arc<RwLock<()>>,
     feeds: Mutex<Vec<Arc<Feed>>>,
     make_mediator: MakeMediator,
     warnings: Warnings,
@@ -130,8 +133,9 @@ struct Feed {
 #[derive(Clone)]
 pub struct Router {
     inner: Arc<Inner>,
-    /// Those that put messages into pools; they end by themselves when the router closes.
+    /// Those who take in: they go when the router closes.
     intakes: Arc<Mutex<Vec<JoinHandle<()>>>>,
+    /// All others: they are ended.
     tasks: Arc<Mutex<Vec<JoinHandle<()>>>>,
 }
 
@@ -186,6 +190,8 @@ pub struct SourceView {
 pub struct RouterReport {
     /// Messages that went back to their source without an attempt.
     pub given_back: usize,
+    /// Messages whose attempts had not come back. Their leases run out, and they come again.
+    pub still_running: usize,
     /// Whether every settlement reached its source.
     pub settled: bool,
 }
@@ -196,11 +202,12 @@ impl Router {
         check(&default_pool)?;
         let room = Arc::new(Notify::new());
         let mediator = make_mediator(&default_pool);
-        let pool =
-            Pool::start(DEFAULT_POOL.into(), default_pool, mediator, PoolState::Open, Arc::clone(&room));
+        let routing = Arc::new(RwLock::new(()));
+        let (tell, gate) = (Arc::clone(&room), Arc::clone(&routing));
+        let pool = Pool::start(DEFAULT_POOL.into(), default_pool, mediator, PoolState::Open, tell, gate);
         let inner = Arc::new(Inner {
             pools: ArcSwap::from_pointee(BTreeMap::from([(Arc::clone(pool.code()), pool)])),
-            changing: Mutex::default(),
+            routing,
             feeds: Mutex::default(),
             make_mediator,
             warnings: Warnings::default(),
@@ -239,7 +246,8 @@ impl Router {
         if *self.inner.closing.borrow() {
             return Err(RouterError::Closing);
         }
-        let _changing = self.inner.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mediator = (self.inner.make_mediator)(&settings);
+        let _quiet = self.inner.routing.write().unwrap_or_else(PoisonError::into_inner);
         let pools = self.inner.pools.load_full();
         if pools.contains_key(code) {
             return Err(RouterError::PoolExists(code.to_owned()));
@@ -247,13 +255,10 @@ impl Router {
         if pools.len() >= POOLS_MAX {
             return Err(RouterError::TooManyPools);
         }
-        let mediator = (self.inner.make_mediator)(&settings);
-        // It waits until the next intake has seen it, at least: one that is under way may be giving a message of this code to the
-        // default pool just now.
-        let room = Arc::clone(&self.inner.room);
+        let (room, routing) = (Arc::clone(&self.inner.room), Arc::clone(&self.inner.routing));
         let has_sources = !self.inner.feeds.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
         let state = if has_sources { PoolState::Waiting } else { PoolState::Open };
-        let pool = Pool::start(code.into(), settings, mediator, state, room);
+        let pool = Pool::start(code.into(), settings, mediator, state, room, routing);
         let mut more = BTreeMap::clone(&pools);
         more.insert(Arc::clone(pool.code()), Arc::clone(&pool));
         self.inner.pools.store(Arc::new(more));
@@ -281,16 +286,8 @@ impl Router {
         self.turn(code, PoolState::Open)
     }
 
-    fn turn(&self, code: &str, state: PoolState) -> Result<(), RouterError> {
-        let pool = self.pool(code)?;
-        match pool.state() {
-            PoolState::Open | PoolState::Paused => {
-                pool.set_state(state);
-                Ok(())
-            }
-            PoolState::Waiting => Err(RouterError::Waiting(code.to_owned())),
-            PoolState::Draining => Err(RouterError::Draining(code.to_owned())),
-        }
+    fn turn(&self, code: &str, to: PoolState) -> Result<(), RouterError> {
+        if self.pool(code)?.turn(to) { Ok(()) } else { Err(RouterError::Draining(code.to_owned())) }
     }
 
     /// Lets a pool take nothing more and run what it has. [`remove_pool`](Self::remove_pool) then ends it.
@@ -298,7 +295,7 @@ impl Router {
         if code == DEFAULT_POOL {
             return Err(RouterError::DefaultPool);
         }
-        self.pool(code)?.set_state(PoolState::Draining);
+        self.pool(code)?.turn(PoolState::Draining);
         Ok(())
     }
 
@@ -309,18 +306,21 @@ impl Router {
             return Err(RouterError::DefaultPool);
         }
         let pool = self.pool(code)?;
-        pool.set_state(PoolState::Draining);
+        pool.turn(PoolState::Draining);
         let deadline = Instant::now() + limit;
         if !pool.wait_empty(deadline).await {
             return Err(RouterError::NotDrained { left: pool.held() });
         }
         {
-            let _changing = self.inner.changing.lock().unwrap_or_else(PoisonError::into_inner);
+            let _quiet = self.inner.routing.write().unwrap_or_else(PoisonError::into_inner);
             let mut fewer = BTreeMap::clone(&self.inner.pools.load());
-            fewer.remove(code);
-            self.inner.pools.store(Arc::new(fewer));
+            // Somebody else may have removed it too, and added another one by now.
+            if fewer.get(code).is_some_and(|there| Arc::ptr_eq(there, &pool)) {
+                fewer.remove(code);
+                self.inner.pools.store(Arc::new(fewer));
+            }
         }
-        pool.end(Instant::now() + limit).await;
+        pool.end().await;
         Ok(())
     }
 
@@ -418,19 +418,22 @@ impl Router {
     pub async fn shutdown(&self, drain: Duration) -> RouterReport {
         self.close();
         let deadline = Instant::now() + drain;
-        // What they have claimed has to be in its pool before the pools can be found empty.
-        let intakes = std::mem::take(&mut *self.intakes.lock().unwrap_or_else(PoisonError::into_inner));
-        for intake in intakes {
-            let _ = intake.await;
-        }
+        // First those who take in: what they have claimed is in a pool, or on its way back, when they have gone.
+        let intakes: Vec<_> =
+            self.intakes.lock().unwrap_or_else(PoisonError::into_inner).drain(..).collect();
+        futures_util::future::join_all(intakes).await;
         let pools = self.inner.pools.load_full();
-        // All at once: each drains until then, and none waits for what is parked or paused, which would not end by itself.
-        let ends = futures_util::future::join_all(pools.values().map(|pool| pool.end(deadline))).await;
-        let mut report = RouterReport { given_back: ends.into_iter().sum(), settled: true };
+        futures_util::future::join_all(pools.values().map(|pool| pool.wait_quiet(deadline))).await;
+        let ended = futures_util::future::join_all(pools.values().map(|pool| pool.end())).await;
+        let mut report = RouterReport {
+            given_back: ended.iter().map(|ended| ended.given_back).sum(),
+            still_running: ended.iter().map(|ended| ended.still_running).sum(),
+            settled: true,
+        };
         let feeds: Vec<_> = self.inner.feeds.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let last = Instant::now() + RETRY.1;
         for feed in feeds {
-            report.settled &= feed.ledger.wait_empty(last).await;
+            report.settled &= feed.ledger.wait_settled(last).await;
         }
         for task in self.tasks.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             task.abort();
@@ -459,27 +462,28 @@ fn view(pool: &Pool) -> PoolView {
 
 /// Opens a new pool once the default pool has no message left that asked for it.
 async fn open_when_free(inner: Arc<Inner>, pool: Arc<Pool>) {
-    loop {
+    let mut closing = inner.closing.subscribe();
+    while pool.state() == PoolState::Waiting && !*closing.borrow() {
         let left = inner.room.notified();
         let stand_in = inner.pools.load().get(DEFAULT_POOL).cloned();
-        let busy = stand_in.is_some_and(|stand_in| stand_in.stands_in_for(pool.code()) > 0);
-        if pool.state() != PoolState::Waiting {
-            return;
+        // Nobody gives it another one: since the pool is known, the intake finds it.
+        if stand_in.is_none_or(|stand_in| stand_in.stands_in_for(pool.code()) == 0) {
+            return pool.open();
         }
-        if !busy {
-            pool.set_state(PoolState::Open);
-            return;
+        tokio::select! {
+            () = left => {}
+            _ = closing.changed() => {}
         }
-        left.await;
     }
 }
 
 /// Renews the leases of one source.
 async fn keep_leases(inner: Arc<Inner>, feed: Arc<Feed>) {
-    let mut pace = tokio::time::interval(feed.settings.lease / 3);
-    pace.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let usual = (feed.settings.lease / 3).max(RETRY.0);
+    let mut pause = usual;
     loop {
-        pace.tick().await;
+        tokio::time::sleep(pause).await;
+        pause = usual;
         match feed.ledger.renew(feed.settings.lease).await {
             Ok(0) => {}
             Ok(lost) => {
@@ -489,7 +493,11 @@ async fn keep_leases(inner: Arc<Inner>, feed: Arc<Feed>) {
                     .give("lease", format!("{lost} leases of {name} had run out before they were renewed"));
             }
             Err(SourceError::Closed) => return,
-            Err(error) => inner.warnings.give("source", format!("{}: {error}", feed.source.name())),
+            Err(error) => {
+                // There is not much time: the leases have two thirds of theirs left.
+                pause = usual.min(RETRY.0 * 5);
+                inner.warnings.give("source", format!("{}: {error}", feed.source.name()));
+            }
         }
     }
 }
@@ -509,6 +517,7 @@ async fn take_in(inner: Arc<Inner>, feed: Arc<Feed>) {
             continue;
         }
         let wants = Wants { most: room.min(CLAIM), wait: CLAIM_WAIT, lease: feed.settings.lease };
+        feed.ledger.begin_claim();
         let claimed = tokio::select! {
             claimed = feed.source.claim(wants) => claimed,
             _ = closing.changed() => break,
@@ -580,16 +589,20 @@ impl Inner {
             Ok(message) => message,
             Err(error) => return self.quarantine(feed, delivery, &error.to_string()),
         };
+        let _routing = self.routing.read().unwrap_or_else(PoisonError::into_inner);
         let route = self.route_of(delivery, &message);
         let group = match &route.key {
             GroupKey::Named(name) => Some(Arc::clone(name)),
             GroupKey::Alone(_) => None,
         };
         let Some(held) = feed.ledger.take(delivery, group.clone()) else { return };
-        if let Some(group) = &group
-            && (refused.contains(group) || feed.ledger.is_returning(group))
-        {
-            return held.settle(Disposal::GiveBack { delay: *patience });
+        if let Some(group) = &group {
+            let returning = feed.ledger.must_return(group, delivery.id);
+            if refused.contains(group) || returning.is_some() {
+                refused.insert(Arc::clone(group));
+                let delay = returning.unwrap_or_default().max(*patience);
+                return held.settle(Disposal::GiveBack { delay });
+            }
         }
         let entry = Entry { message, sequence: delivery.id, held, key: route.key, foreign: route.foreign };
         if let Err(NoRoom { held, patience: wait }) = route.pool.take(entry) {

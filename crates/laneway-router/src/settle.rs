@@ -8,14 +8,26 @@
 //! An entry is made when a delivery is taken and goes when its settlement is durable, not before. So a delivery that the source hands out
 //! again meanwhile (a lease that ran out, a settlement that is still on its way) is recognised: the copy is swallowed, and its newer receipt
 //! takes the place of the older one. A settlement is sent with the newest receipt, and again if that has changed while it was on its way.
+//! A message that was done although its receipt had become stale is remembered for a while: when it comes again it is settled, not delivered.
 //!
 //! # A group that goes back
 //!
-//! Giving back takes time, and until the source knows, it may hand out the next message of the same group. Such a message must not be taken, or
-//! it would overtake. So the ledger remembers the groups that have something on its way back, and the intake gives those back, too.
+//! Giving back takes time, and until the source knows, it may hand out the next message of the same group; so may a claim that was under way
+//! when the source was told, and that answers afterwards. Such a message must not be taken, or it would overtake. So the ledger remembers
+//! the groups of which something has gone back, and the intake gives those messages back, too, until either
+//!
+//! 1. a claim begins after the source has confirmed all of them: what that one brings is in order; or
+//! 2. the first of those that went back comes again: whatever was handed out before is known to be behind it.
+//!
+//! Without the second line a claim that waits for long would hand a message out again and again, only to see it come back.
+//!
+//! # When a source fails
+//!
+//! Settlements are tried until the source takes them. A question that fails as a whole is cut into halves, so that one settlement
+//! that cannot be written keeps nobody else waiting.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -30,14 +42,19 @@ const TOGETHER: usize = 1_024;
 /// How long after a source failed it is tried again, at first and at the longest.
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
+/// How many messages are remembered that were done with a stale receipt. One that is forgotten is delivered twice, no more.
+const DONE_MAX: usize = 16_384;
+
 /// What is held of one source.
 pub(crate) struct Ledger {
     source: Arc<dyn Source>,
     entries: Mutex<Entries>,
     /// The queue has no bound of its own: nothing is in it that does not have an entry, and entries are bounded by the pools.
     queue: mpsc::UnboundedSender<Settlement>,
-    /// Told whenever the last entry goes.
-    empty: Notify,
+    /// Told whenever the last settlement that was on its way has been answered.
+    settled: Notify,
+    /// The source takes nothing any more.
+    closed: AtomicBool,
     /// Settlements that came too late.
     stale: AtomicU64,
     /// Copies that were swallowed.
@@ -48,9 +65,51 @@ pub(crate) struct Ledger {
 
 #[derive(Default)]
 struct Entries {
-    receipts: HashMap<DeliveryId, Receipt, foldhash::fast::RandomState>,
-    /// How many of a group are on their way back.
-    returning: HashMap<Arc<str>, usize>,
+    held: HashMap<DeliveryId, Entry, foldhash::fast::RandomState>,
+    /// Groups of which something has gone back.
+    returning: HashMap<Arc<str>, Returning>,
+    /// Settlements that have not been answered.
+    under_way: usize,
+    done: Done,
+}
+
+/// One delivery that is held.
+struct Entry {
+    receipt: Receipt,
+    /// Its fate is on its way to the source.
+    settling: bool,
+    /// The source has said that the receipt is not good any more, and no newer one has come.
+    lost: bool,
+}
+
+/// A group of which something has gone back.
+struct Returning {
+    /// So many of them the source has not confirmed.
+    unconfirmed: usize,
+    /// The first of them.
+    first: DeliveryId,
+    /// When the last of them may come again.
+    until: Instant,
+}
+
+/// Messages that were done with a stale receipt, the oldest first.
+#[derive(Default)]
+struct Done {
+    known: HashSet<DeliveryId>,
+    order: VecDeque<DeliveryId>,
+}
+
+impl Done {
+    fn remember(&mut self, id: DeliveryId) {
+        if self.known.insert(id) {
+            self.order.push_back(id);
+        }
+        if self.order.len() > DONE_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.known.remove(&oldest);
+        }
+    }
 }
 
 struct Settlement {
@@ -67,7 +126,8 @@ impl Ledger {
             source,
             entries: Mutex::default(),
             queue,
-            empty: Notify::new(),
+            settled: Notify::new(),
+            closed: AtomicBool::new(false),
             stale: AtomicU64::new(0),
             copies: AtomicU64::new(0),
             forgotten: AtomicU64::new(0),
@@ -79,40 +139,48 @@ impl Ledger {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a delivery, unless it is held already: then its receipt is what counts from now on.
+    /// A claim is about to begin: what it brings of groups whose returns are all confirmed is in order.
+    pub(crate) fn begin_claim(&self) {
+        self.entries().returning.retain(|_, returning| returning.unconfirmed > 0);
+    }
+
+    /// Takes a delivery, unless it is held already, or was done before: then its receipt is what counts from now on.
     pub(crate) fn take(self: &Arc<Self>, delivery: &Delivery, group: Option<Arc<str>>) -> Option<Held> {
-        let newest = delivery.receipt.clone();
-        if self.entries().receipts.insert(delivery.id, newest).is_some() {
+        let mut entries = self.entries();
+        let held = Held { ledger: Arc::clone(self), id: delivery.id, group, settled: false };
+        if let Some(entry) = entries.held.get_mut(&delivery.id) {
+            (entry.receipt, entry.lost) = (delivery.receipt.clone(), false);
+            drop(entries);
             self.copies.fetch_add(1, Relaxed);
+            held.forget();
             return None;
         }
-        Some(Held { ledger: Arc::clone(self), id: delivery.id, group, settled: false })
-    }
-
-    /// Whether something of this group is on its way back.
-    pub(crate) fn is_returning(&self, group: &str) -> bool {
-        self.entries().returning.contains_key(group)
-    }
-
-    /// Keeps further messages of a group from being taken until the answer is dropped.
-    pub(crate) fn bar(self: &Arc<Self>, group: &Arc<str>) -> Barred {
-        *self.entries().returning.entry(Arc::clone(group)).or_default() += 1;
-        Barred { ledger: Arc::clone(self), group: Arc::clone(group) }
-    }
-
-    fn unbar(&self, group: &Arc<str>) {
-        let mut entries = self.entries();
-        if let Some(count) = entries.returning.get_mut(group) {
-            *count -= 1;
-            if *count == 0 {
-                entries.returning.remove(group);
-            }
+        let entry = Entry { receipt: delivery.receipt.clone(), settling: false, lost: false };
+        entries.held.insert(delivery.id, entry);
+        let is_done = entries.done.known.contains(&delivery.id);
+        drop(entries);
+        if is_done {
+            self.copies.fetch_add(1, Relaxed);
+            held.settle(Disposal::Done);
+            return None;
         }
+        Some(held)
+    }
+
+    /// Whether a message must go back because something before it in its group has, and for how long.
+    pub(crate) fn must_return(&self, group: &Arc<str>, id: DeliveryId) -> Option<Duration> {
+        let mut entries = self.entries();
+        let returning = entries.returning.get(group)?;
+        if returning.unconfirmed == 0 && id <= returning.first {
+            entries.returning.remove(group);
+            return None;
+        }
+        Some(returning.until.saturating_duration_since(Instant::now()))
     }
 
     /// How many deliveries are held.
     pub(crate) fn len(&self) -> usize {
-        self.entries().receipts.len()
+        self.entries().held.len()
     }
 
     pub(crate) fn counts(&self) -> LedgerCounts {
@@ -126,52 +194,75 @@ impl Ledger {
 
     /// Renews all leases. The answer is how many had run out.
     pub(crate) async fn renew(&self, lease: Duration) -> Result<usize, SourceError> {
-        let receipts: Vec<Receipt> = self.entries().receipts.values().cloned().collect();
+        let held: Vec<(DeliveryId, Receipt)> =
+            self.entries().held.iter().map(|(id, entry)| (*id, entry.receipt.clone())).collect();
         let mut lost = 0;
-        for some in receipts.chunks(TOGETHER) {
-            let answers = self.source.extend(some.to_vec(), lease).await?;
-            lost += answers.iter().filter(|answer| **answer == Settled::Stale).count();
+        for some in held.chunks(TOGETHER) {
+            let receipts = some.iter().map(|(_, receipt)| receipt.clone()).collect();
+            let answers = self.source.extend(receipts, lease).await?;
+            let mut entries = self.entries();
+            for ((id, receipt), _) in
+                some.iter().zip(answers).filter(|(_, answer)| *answer == Settled::Stale)
+            {
+                // One that is being settled, or has come again meanwhile, is not lost.
+                let entry = entries.held.get_mut(id);
+                if let Some(entry) = entry.filter(|entry| !entry.settling && entry.receipt == *receipt) {
+                    lost += usize::from(!entry.lost);
+                    entry.lost = true;
+                }
+            }
         }
         Ok(lost)
     }
 
-    /// Waits until everything is settled. False if the time ran out first.
-    pub(crate) async fn wait_empty(&self, deadline: Instant) -> bool {
+    /// Waits until the source has taken every settlement. False if the time ran out first, or the source is closed.
+    pub(crate) async fn wait_settled(&self, deadline: Instant) -> bool {
         loop {
-            let emptied = self.empty.notified();
-            if self.len() == 0 {
+            let settled = self.settled.notified();
+            if self.entries().under_way == 0 {
                 return true;
             }
-            if tokio::time::timeout_at(deadline, emptied).await.is_err() {
-                return self.len() == 0;
+            let is_over = tokio::time::timeout_at(deadline, settled).await.is_err();
+            if is_over || self.closed.load(Relaxed) {
+                return self.entries().under_way == 0;
             }
         }
     }
 
     /// Takes the newest receipts of settlements that are about to be sent.
-    fn receipts(&self, settlements: &[Settlement]) -> Vec<Option<Receipt>> {
+    fn receipts(&self, settlements: &[Settlement]) -> Vec<Receipt> {
         let entries = self.entries();
-        settlements.iter().map(|settlement| entries.receipts.get(&settlement.id).cloned()).collect()
+        let receipt = |settlement: &Settlement| {
+            let entry = entries.held.get(&settlement.id).expect("an entry lives until it is settled");
+            entry.receipt.clone()
+        };
+        settlements.iter().map(receipt).collect()
     }
 
     /// Notes an answer. The settlement comes back if it has to be sent once more.
     fn answered(&self, settlement: Settlement, sent: &Receipt, answer: Settled) -> Option<Settlement> {
         let mut entries = self.entries();
         if answer == Settled::Stale {
-            let newer = entries.receipts.get(&settlement.id).is_some_and(|receipt| receipt != sent);
+            let newer = entries.held.get(&settlement.id).is_some_and(|entry| entry.receipt != *sent);
             if newer {
                 return Some(settlement);
             }
             self.stale.fetch_add(1, Relaxed);
+            if settlement.disposal == Disposal::Done {
+                entries.done.remember(settlement.id);
+            }
         }
-        entries.receipts.remove(&settlement.id);
-        let emptied = entries.receipts.is_empty();
+        entries.held.remove(&settlement.id);
+        if let (Disposal::GiveBack { .. }, Some(group)) = (&settlement.disposal, &settlement.group)
+            && let Some(returning) = entries.returning.get_mut(group)
+        {
+            returning.unconfirmed -= 1;
+        }
+        entries.under_way -= 1;
+        let is_last = entries.under_way == 0;
         drop(entries);
-        if let (Disposal::GiveBack { .. }, Some(group)) = (&settlement.disposal, &settlement.group) {
-            self.unbar(group);
-        }
-        if emptied {
-            self.empty.notify_waiters();
+        if is_last {
+            self.settled.notify_waiters();
         }
         None
     }
@@ -184,22 +275,10 @@ pub struct LedgerCounts {
     pub held: usize,
     /// Settlements that came too late: the message had been handed out again.
     pub stale_settlements: u64,
-    /// Deliveries that came again while they were held.
+    /// Deliveries that came again while they were held, or after they were done.
     pub swallowed_copies: u64,
     /// Deliveries that nobody settled and that went back by themselves.
     pub forgotten: u64,
-}
-
-/// A group of which nothing is taken while this lives.
-pub(crate) struct Barred {
-    ledger: Arc<Ledger>,
-    group: Arc<str>,
-}
-
-impl Drop for Barred {
-    fn drop(&mut self) {
-        self.ledger.unbar(&self.group);
-    }
 }
 
 /// A delivery that must be settled.
@@ -217,19 +296,37 @@ impl Held {
         self.send(disposal);
     }
 
-    /// The ledger that it is in.
-    pub(crate) fn ledger(&self) -> &Arc<Ledger> {
-        &self.ledger
+    /// Whether the source has given it to somebody else, as far as is known.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.ledger.entries().held.get(&self.id).is_some_and(|entry| entry.lost)
+    }
+
+    /// It is a copy: what is to be settled is elsewhere.
+    fn forget(mut self) {
+        self.settled = true;
     }
 
     fn send(&mut self, disposal: Disposal) {
         self.settled = true;
         let group = self.group.take();
-        if let (Disposal::GiveBack { .. }, Some(group)) = (&disposal, &group) {
-            *self.ledger.entries().returning.entry(Arc::clone(group)).or_default() += 1;
+        let mut entries = self.ledger.entries();
+        entries.under_way += 1;
+        if let Some(entry) = entries.held.get_mut(&self.id) {
+            entry.settling = true;
         }
-        // Nobody listens only when the router is gone; then the lease will run out.
-        let _ = self.ledger.queue.send(Settlement { id: self.id, group, disposal });
+        if let (Disposal::GiveBack { delay }, Some(group)) = (&disposal, &group) {
+            let until = Instant::now() + *delay;
+            let fresh = Returning { unconfirmed: 0, first: self.id, until };
+            let returning = entries.returning.entry(Arc::clone(group)).or_insert(fresh);
+            returning.unconfirmed += 1;
+            returning.first = returning.first.min(self.id);
+            returning.until = returning.until.max(until);
+        }
+        // Under the lock, so that nobody sees the settlement under way who could not wait for it. Nobody listens only when the router is
+        // gone; then the lease will run out.
+        if self.ledger.queue.send(Settlement { id: self.id, group, disposal }).is_err() {
+            entries.under_way -= 1;
+        }
     }
 }
 
@@ -248,33 +345,40 @@ async fn settle_all(
     source: Arc<dyn Source>,
     mut queue: mpsc::UnboundedReceiver<Settlement>,
 ) {
-    let mut batch = Vec::new();
-    let mut pause = RETRY.0;
+    let mut waiting = VecDeque::new();
+    let mut arrived = Vec::new();
+    let (mut pause, mut together) = (RETRY.0, TOGETHER);
     loop {
-        let room = TOGETHER - batch.len();
-        if batch.is_empty() {
-            if queue.recv_many(&mut batch, room).await == 0 {
-                return;
-            }
-        } else {
-            while batch.len() < TOGETHER
-                && let Ok(more) = queue.try_recv()
-            {
-                batch.push(more);
-            }
+        if waiting.is_empty() && queue.recv_many(&mut arrived, TOGETHER).await == 0 {
+            return;
+        }
+        waiting.extend(arrived.drain(..));
+        while waiting.len() < TOGETHER
+            && let Ok(more) = queue.try_recv()
+        {
+            waiting.push_back(more);
         }
         let Some(ledger) = ledger.upgrade() else { return };
-        match send(&ledger, &*source, std::mem::take(&mut batch)).await {
+        let batch: Vec<_> = waiting.drain(..together.min(waiting.len())).collect();
+        let sent = batch.len();
+        match send(&ledger, &*source, batch).await {
             Ok(again) => {
-                batch = again;
-                pause = RETRY.0;
+                waiting.extend(again);
+                (pause, together) = (RETRY.0, (together * 2).min(TOGETHER));
             }
-            Err((_, SourceError::Closed)) => return,
-            Err((unsent, _)) => {
-                batch = unsent;
+            Err((_, SourceError::Closed)) => {
+                ledger.closed.store(true, Relaxed);
+                return ledger.settled.notify_waiters();
+            }
+            Err((unsent, error)) => {
+                // Behind the others: whoever can be settled is not kept waiting by those who cannot.
+                waiting.extend(unsent);
                 drop(ledger);
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(RETRY.1);
+                together = (sent / 2).max(1);
+                if sent == 1 || !matches!(error, SourceError::Broken(_)) {
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(RETRY.1);
+                }
             }
         }
     }
@@ -287,14 +391,16 @@ async fn send(
     settlements: Vec<Settlement>,
 ) -> Result<Vec<Settlement>, (Vec<Settlement>, SourceError)> {
     let receipts = ledger.receipts(&settlements);
-    let (settlements, receipts): (Vec<_>, Vec<_>) =
-        settlements.into_iter().zip(receipts).filter_map(|(one, receipt)| Some((one, receipt?))).unzip();
     let question = settlements.iter().zip(&receipts);
     let question = question.map(|(one, receipt)| (receipt.clone(), one.disposal.clone())).collect();
     match source.settle(question).await {
-        Ok(answers) => {
+        Ok(answers) if answers.len() == settlements.len() => {
             let all = settlements.into_iter().zip(&receipts).zip(answers);
             Ok(all.filter_map(|((one, sent), answer)| ledger.answered(one, sent, answer)).collect())
+        }
+        Ok(answers) => {
+            let counts = format!("{} answers to {} settlements", answers.len(), settlements.len());
+            Err((settlements, SourceError::Broken(counts)))
         }
         Err(error) => Err((settlements, error)),
     }

@@ -6,6 +6,7 @@
 //! the one before have arrived. See `docs/design/ordering.md`, "Moving a lane".
 
 use std::{
+    collections::{HashMap, HashSet},
     hash::Hash,
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
@@ -59,6 +60,20 @@ where
     pub fn add_worker(&self, name: &str, serves: &[&str]) -> Result<(), ChangeError> {
         self.shared.change(|plan| {
             plan.rows.push((name.to_owned(), serves.iter().map(|served| served.to_string()).collect()));
+            Ok(())
+        })
+    }
+
+    /// Adds workers that serve these dispatchers and removes others, in one change: what thousands of them cost one by one grows with their square.
+    pub fn change_workers(&self, add: &[(String, String)], remove: &[String]) -> Result<(), ChangeError> {
+        self.shared.change(|plan| {
+            let leaving: HashSet<&str> = remove.iter().map(String::as_str).collect();
+            let known: HashSet<&str> = plan.rows.iter().map(|(name, _)| name.as_str()).collect();
+            if let Some(name) = remove.iter().find(|name| !known.contains(name.as_str())) {
+                return Err(plan.unknown("worker", name));
+            }
+            plan.rows.retain(|(name, _)| !leaving.contains(name.as_str()));
+            plan.rows.extend(add.iter().map(|(name, serves)| (name.clone(), vec![serves.clone()])));
             Ok(())
         })
     }
@@ -185,11 +200,13 @@ where
         let keep = |name: &String| old.position(name).map(|place| old.dispatchers[place].clone());
         let dispatchers: Vec<_> =
             plan.dispatchers.iter().map(|name| keep(name).unwrap_or_else(|| make(name))).collect();
+        let known: HashMap<&str, &Arc<Seat<K, M>>> =
+            old.seats.iter().map(|seat| (seat.name.as_str(), seat)).collect();
         let mut next_seat = old.next_seat;
         let mut fresh = Vec::new();
         let mut seats = Vec::with_capacity(plan.rows.len());
         for (name, row) in &plan.rows {
-            let kept = old.seats.iter().find(|seat| seat.name == *name).cloned();
+            let kept = known.get(name.as_str()).map(|seat| Arc::clone(seat));
             seats.push(kept.unwrap_or_else(|| {
                 let seat = Arc::new(Seat::new(next_seat, name.clone(), serve(&dispatchers, row)));
                 next_seat += 1;
@@ -209,7 +226,8 @@ where
             }
             !spent
         });
-        let dismissed = old.seats.iter().filter(|seat| !seats.iter().any(|kept| Arc::ptr_eq(kept, seat)));
+        let kept: HashSet<&str> = plan.rows.iter().map(|(name, _)| name.as_str()).collect();
+        let dismissed = old.seats.iter().filter(|seat| !kept.contains(seat.name.as_str()));
         let leaving = old.leaving.iter().chain(dismissed).filter(|seat| !seat.gone.load(Ordering::Acquire));
         let leaving = leaving.cloned().collect();
         (Layout { epoch, dispatchers, seats, leaving, next_seat, retired, past }, fresh)
@@ -305,9 +323,11 @@ where
 
     /// Tells the workers their rows, and those that are not needed that they may go. All look up.
     fn reseat(&self, old: &Layout<K, M>, new: &Layout<K, M>, plan: &Plan) {
+        let rows: HashMap<&str, &Vec<String>> =
+            plan.rows.iter().map(|(name, row)| (name.as_str(), row)).collect();
         for seat in &old.seats {
-            match plan.rows.iter().find(|(name, _)| *name == seat.name) {
-                Some((_, row)) => seat.assign(serve(&new.dispatchers, row)),
+            match rows.get(seat.name.as_str()) {
+                Some(row) => seat.assign(serve(&new.dispatchers, row)),
                 None => seat.dismissed.store(true, Ordering::Release),
             }
         }

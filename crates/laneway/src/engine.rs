@@ -849,6 +849,11 @@ impl<K, M> Handle<K, M> {
         self.shared.wait_quiet(Instant::now() + limit.min(Duration::from_secs(86_400 * 365)))
     }
 
+    /// Whether nothing is outstanding except what is parked, or paused dispatchers hold: what [`wait_quiet`](Handle::wait_quiet) waits for.
+    pub fn is_quiet(&self) -> bool {
+        self.shared.is_quiet()
+    }
+
     /// Refuses all further messages; those that were accepted are still handled.
     pub fn close(&self) {
         self.shared.close();

@@ -32,12 +32,13 @@ impl<K, M> Shared<K, M> {
 
     /// Waits until nothing will happen any more without somebody's doing. False if that has not come by the deadline.
     pub(crate) fn wait_quiet(&self, deadline: Instant) -> bool {
-        self.wait_until(deadline, || {
-            let layout = self.layout.load();
-            let quiet =
-                layout.dispatchers.iter().chain(&layout.retired).all(|dispatcher| dispatcher.is_quiet());
-            quiet && self.unmapping.load(Ordering::Acquire) == 0
-        })
+        self.wait_until(deadline, || self.is_quiet())
+    }
+
+    pub(crate) fn is_quiet(&self) -> bool {
+        let layout = self.layout.load();
+        let quiet = layout.dispatchers.iter().chain(&layout.retired).all(|dispatcher| dispatcher.is_quiet());
+        quiet && self.unmapping.load(Ordering::Acquire) == 0
     }
 
     /// Step 3: no more turns; those that run give way.

@@ -177,8 +177,9 @@ pub(crate) fn shape_problems(dispatchers: &[DispatcherSpec], workers: &[WorkerSp
         }
         problems.extend(dispatcher.backoff.iter().flat_map(backoff_problems));
     }
+    let mut seen = std::collections::HashSet::new();
     for (worker, spec) in workers.iter().enumerate() {
-        if workers[..worker].iter().any(|other| other.name == spec.name) {
+        if !seen.insert(spec.name.as_str()) {
             problems.push(Problem::DuplicateWorker { name: spec.name.clone() });
         }
         problems.extend(row_problems(worker, spec, dispatchers));

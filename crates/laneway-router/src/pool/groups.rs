@@ -40,6 +40,8 @@ struct Group {
     next_at: Option<Instant>,
     /// The attempt that is under way: since when, and in which slot.
     running: Option<(Instant, usize)>,
+    /// The group is on its way back to its sources: nothing more of it is taken in.
+    barred: bool,
 }
 
 #[derive(Debug, Default)]
@@ -74,12 +76,25 @@ impl Groups {
         let mut shard = self.shard(key);
         shard.sweep();
         let group = shard.groups.entry(key.clone()).or_default();
-        let fits = group.depth < group.capacity(settings);
+        let fits = !group.barred && group.depth < group.capacity(settings);
         group.depth += usize::from(fits);
-        if group.depth == 0 {
-            shard.groups.remove(key);
-        }
         fits
+    }
+
+    /// Takes nothing more of a group in, until told otherwise.
+    pub(super) fn bar(&self, key: &GroupKey) {
+        self.shard(key).groups.entry(key.clone()).or_default().barred = true;
+    }
+
+    /// Takes the group in again.
+    pub(super) fn unbar(&self, key: &GroupKey) {
+        let mut shard = self.shard(key);
+        if let Some(group) = shard.groups.get_mut(key) {
+            group.barred = false;
+            if !group.is_needed(Instant::now()) {
+                shard.groups.remove(key);
+            }
+        }
     }
 
     /// One message has left.
@@ -87,7 +102,7 @@ impl Groups {
         let mut shard = self.shard(key);
         let Some(group) = shard.groups.get_mut(key) else { return };
         group.depth = group.depth.saturating_sub(1);
-        if group.depth == 0 && group.next_at.is_none_or(|at| at <= Instant::now()) {
+        if !group.is_needed(Instant::now()) {
             shard.groups.remove(key);
         }
     }
@@ -149,6 +164,11 @@ impl Groups {
 }
 
 impl Group {
+    /// Whether anything about it has to be remembered.
+    fn is_needed(&self, now: Instant) -> bool {
+        self.depth > 0 || self.barred || self.next_at.is_some_and(|at| at > now)
+    }
+
     /// How many messages it may have: all that is allowed, or what it works off in the time it is given.
     fn capacity(&self, settings: &PoolSettings) -> usize {
         let Some(latency) = settings.group_latency else { return settings.group_capacity };
@@ -165,7 +185,7 @@ impl Shard {
     fn sweep(&mut self) {
         if self.groups.len() > 2 * self.swept + 64 {
             let now = Instant::now();
-            self.groups.retain(|_, group| group.depth > 0 || group.next_at.is_some_and(|at| at > now));
+            self.groups.retain(|_, group| group.is_needed(now));
             self.swept = self.groups.len();
         }
     }

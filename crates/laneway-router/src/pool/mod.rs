@@ -12,8 +12,14 @@
 //! | again, attempts left | waits as told, or by the backoff | held |
 //! | again, none left; final | as [`Exhausted`] says, or as the message's `dispatchMode` does | dead letter, held, or given back |
 //!
-//! A group that goes back goes whole: nothing more of it is taken in, its lane is parked, and what is in it is withdrawn and given back in
-//! its order, all for the same time, so that no successor comes before the head.
+//! A group that goes back goes whole, so that no successor comes before the head:
+//!
+//! 1. The attempt that failed bars the group, so that nothing more of it is taken in, and parks its lane.
+//! 2. Whoever was in the middle of taking a message in has finished: the intake holds `routing` to read, and this step takes it to write.
+//! 3. What is in the lane is withdrawn and given back, in its order and all for the same time. From here on the ledgers know.
+//! 4. The bar goes, again while no message is being taken in: each of them meets the bar, or the ledger's memory.
+//!
+//! The same happens to a group whose head has lost its lease: somebody else may be at it, and its successors must not run before it.
 
 mod groups;
 mod settings;
@@ -22,8 +28,8 @@ pub use groups::InFlight;
 pub use settings::{BadSetting, CAPACITY_MAX, CONCURRENCY_MAX, Exhausted, PoolSettings, Ungrouped};
 
 use std::panic::AssertUnwindSafe;
-use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -34,7 +40,7 @@ use tokio::time::Instant;
 
 use crate::mediator::{Call, Mediator, Metrics, MetricsSnapshot, Verdict};
 use crate::message::{DispatchMode, Message, Priority};
-use crate::settle::{Barred, Held};
+use crate::settle::Held;
 use crate::source::Disposal;
 use groups::Groups;
 
@@ -110,6 +116,10 @@ pub enum PoolState {
 
 impl PoolState {
     const ALL: [PoolState; 4] = [PoolState::Open, PoolState::Paused, PoolState::Waiting, PoolState::Draining];
+
+    fn number(self) -> u8 {
+        PoolState::ALL.iter().position(|other| *other == self).expect("all states are listed") as u8
+    }
 }
 
 /// What a pool has counted.
@@ -158,8 +168,10 @@ struct Core {
     attempts: Metrics,
     /// Told whenever a message leaves.
     room: Arc<Notify>,
-    /// Groups that are to go back.
-    returns: mpsc::UnboundedSender<(GroupKey, Option<Barred>)>,
+    /// Groups that are to go back, and for how long.
+    returns: mpsc::UnboundedSender<(GroupKey, Duration)>,
+    /// Held to read while a message is taken in, to write while it must not be.
+    routing: Arc<RwLock<()>>,
     /// When the last messages left, to tell how long one has to wait for room.
     tempo: Mutex<Tempo>,
 }
@@ -171,6 +183,12 @@ struct Tempo {
     left: u32,
     per_second: f64,
 }
+
+/// How long attempts that are under way when a pool ends may take to come back. Whoever ends it has been patient before.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// How often a pool that is about to end is looked at.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// How long a message for which there is no room stays away.
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
@@ -196,6 +214,10 @@ impl Core {
     async fn attempt(&self, delivery: laneway::Delivery<GroupKey, Job>) -> Outcome {
         let settings = self.settings.load_full();
         let key = delivery.key().clone();
+        if delivery.held.as_ref().is_some_and(Held::is_lost) {
+            delivery.note("its lease was lost");
+            return self.send_back(key, Duration::ZERO);
+        }
         if let Some(wait) = self.groups.pace(&key, &settings) {
             self.counters.held_back.fetch_add(1, Relaxed);
             delivery.note("the rate of its group");
@@ -260,15 +282,16 @@ impl Core {
             (DispatchMode::BlockOnError, _) | (_, Exhausted::ParkGroup) => Outcome::ParkLane,
             // What becomes of it is `fail`'s: the engine calls it with the note.
             (_, Exhausted::DeadLetter) => Outcome::Skip,
-            (_, Exhausted::GiveBack(_)) => {
-                let key = delivery.key().clone();
-                let barred = delivery.held.as_ref().map(|held| held.ledger().clone());
-                let barred = barred.zip(named(&key)).map(|(ledger, group)| ledger.bar(&group));
-                // Nobody listens only when the pool is gone, and then everything in it goes back anyway.
-                let _ = self.returns.send((key, barred));
-                Outcome::ParkLane
-            }
+            (_, Exhausted::GiveBack(delay)) => self.send_back(delivery.key().clone(), delay),
         }
+    }
+
+    /// Begins to give a whole group back.
+    fn send_back(&self, key: GroupKey, delay: Duration) -> Outcome {
+        self.groups.bar(&key);
+        // Nobody listens only when the pool is gone, and then everything in it goes back anyway.
+        let _ = self.returns.send((key, delay));
+        Outcome::ParkLane
     }
 
     /// A message that the engine has given up: after its last attempt, after too many panics, or at an operator's word.
@@ -282,13 +305,6 @@ impl Core {
 
     fn state(&self) -> PoolState {
         PoolState::ALL[usize::from(self.state.load(SeqCst))]
-    }
-}
-
-fn named(key: &GroupKey) -> Option<Arc<str>> {
-    match key {
-        GroupKey::Named(name) => Some(Arc::clone(name)),
-        GroupKey::Alone(_) => None,
     }
 }
 
@@ -328,6 +344,21 @@ pub(crate) struct Pool {
     /// How many slots each part has, and the number of the next one.
     slots: Mutex<Vec<Vec<String>>>,
     next_slot: AtomicUsize,
+    /// Held while the settings change.
+    changing: Mutex<()>,
+    /// Somebody paused it while it waited.
+    opens_paused: AtomicBool,
+    /// Gives groups back until the pool ends.
+    returning: tokio::task::JoinHandle<()>,
+}
+
+/// How a pool ended.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Ended {
+    /// Messages that went back to their sources.
+    pub(crate) given_back: usize,
+    /// Messages whose attempts had not come back.
+    pub(crate) still_running: usize,
 }
 
 /// Why a message was not taken in.
@@ -355,6 +386,7 @@ impl Pool {
         mediator: Arc<dyn Mediator>,
         state: PoolState,
         room: Arc<Notify>,
+        routing: Arc<RwLock<()>>,
     ) -> Arc<Pool> {
         let (returns, returned) = mpsc::unbounded_channel();
         let affinity = settings.affinity;
@@ -362,7 +394,7 @@ impl Pool {
         let core = Arc::new(Core {
             settings: ArcSwap::from_pointee(settings.clone()),
             mediator: ArcSwap::from_pointee(mediator),
-            state: AtomicU8::new(0),
+            state: AtomicU8::new(state.number()),
             held: AtomicUsize::new(0),
             foreign: Mutex::default(),
             groups: Groups::new(),
@@ -370,6 +402,7 @@ impl Pool {
             attempts: Metrics::default(),
             room,
             returns,
+            routing,
             tempo: Mutex::new(Tempo { since: Instant::now(), left: 0, per_second: 0.0 }),
         });
         let slots: Vec<Vec<String>> = (0..affinity)
@@ -380,17 +413,20 @@ impl Pool {
             })
             .collect();
         let engine = build(&core, &slots);
+        let handle = engine.handle();
+        let returning = tokio::spawn(give_back_all(handle.clone(), Arc::clone(&core), returned));
         let pool = Arc::new(Pool {
             code,
-            handle: engine.handle(),
+            handle,
             engine: Mutex::new(Some(engine)),
+            changing: Mutex::default(),
+            opens_paused: AtomicBool::new(false),
+            returning,
             core,
             next_slot: AtomicUsize::new(settings.concurrency),
             slots: Mutex::new(slots),
         });
         pool.set_rate(rate);
-        pool.set_state(state);
-        tokio::spawn(give_back_all(pool.handle.clone(), Arc::downgrade(&pool.core), returned));
         pool
     }
 
@@ -406,9 +442,35 @@ impl Pool {
         self.core.state()
     }
 
-    pub(crate) fn set_state(&self, state: PoolState) {
-        let number = PoolState::ALL.iter().position(|other| *other == state).expect("all states are listed");
-        self.core.state.store(number as u8, SeqCst);
+    /// Goes to another state: open, paused or draining. A pool that waits goes there once it need not wait any more. False if it is
+    /// draining, which is for good. When this comes back, nobody is taking a message in by the state that was.
+    pub(crate) fn turn(&self, to: PoolState) -> bool {
+        let quiet = self.core.routing.write().unwrap_or_else(PoisonError::into_inner);
+        match (self.state(), to) {
+            (PoolState::Draining, _) => return false,
+            (PoolState::Waiting, PoolState::Open | PoolState::Paused) => {
+                self.opens_paused.store(to == PoolState::Paused, SeqCst);
+            }
+            _ => self.enter_state(to),
+        }
+        drop(quiet);
+        self.core.room.notify_waiters();
+        true
+    }
+
+    /// It need not wait any more.
+    pub(crate) fn open(&self) {
+        let quiet = self.core.routing.write().unwrap_or_else(PoisonError::into_inner);
+        if self.state() == PoolState::Waiting {
+            let paused = self.opens_paused.load(SeqCst);
+            self.enter_state(if paused { PoolState::Paused } else { PoolState::Open });
+        }
+        drop(quiet);
+        self.core.room.notify_waiters();
+    }
+
+    fn enter_state(&self, state: PoolState) {
+        self.core.state.store(state.number(), SeqCst);
         for part in self.parts() {
             if state == PoolState::Paused {
                 self.handle.pause(&part);
@@ -416,7 +478,6 @@ impl Pool {
                 self.handle.unpause(&part);
             }
         }
-        self.core.room.notify_waiters();
     }
 
     fn parts(&self) -> Vec<String> {
@@ -501,6 +562,7 @@ impl Pool {
         settings: PoolSettings,
         mediator: Arc<dyn Mediator>,
     ) -> Result<(), BadSetting> {
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.settings();
         if settings.affinity != now.affinity {
             return Err(BadSetting {
@@ -512,33 +574,39 @@ impl Pool {
                 ),
             });
         }
-        self.resize(settings.concurrency);
-        self.set_rate(settings.rate_per_second);
+        if let Err(error) = self.resize(settings.concurrency) {
+            let value = settings.concurrency.to_string();
+            return Err(BadSetting { setting: "concurrency", value, right: error.to_string() });
+        }
+        // Setting the rate lets the next message start at once, so it is set only if it is another one.
+        if settings.rate_per_second != now.rate_per_second {
+            self.set_rate(settings.rate_per_second);
+        }
         self.core.mediator.store(Arc::new(mediator));
         self.core.settings.store(Arc::new(settings));
         self.core.room.notify_waiters();
         Ok(())
     }
 
-    /// Adds or dismisses slots. A dismissed one ends what it has in its hands first.
-    fn resize(&self, concurrency: usize) {
+    /// Adds or dismisses slots, all at once. A dismissed one ends what it has in its hands first.
+    fn resize(&self, concurrency: usize) -> Result<(), laneway::ChangeError> {
         let mut parts = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut wanted, mut added, mut removed) = (parts.clone(), Vec::new(), Vec::new());
         let count = parts.len();
-        for (part, slots) in parts.iter_mut().enumerate() {
-            let wanted = share(concurrency, count, part);
-            while slots.len() < wanted {
+        for (part, slots) in wanted.iter_mut().enumerate() {
+            let size = share(concurrency, count, part);
+            while slots.len() < size {
                 let name = format!("{}/{}", part_name(part), self.next_slot.fetch_add(1, Relaxed));
-                if self.handle.add_worker(&name, &[&part_name(part)]).is_err() {
-                    return;
-                }
+                added.push((name.clone(), part_name(part)));
                 slots.push(name);
             }
-            while slots.len() > wanted.max(1)
-                && let Some(name) = slots.pop()
-            {
-                let _ = self.handle.remove_worker(&name);
-            }
+            removed.extend(slots.drain(size..));
         }
+        if !added.is_empty() || !removed.is_empty() {
+            self.handle.change_workers(&added, &removed)?;
+        }
+        *parts = wanted;
+        Ok(())
     }
 
     fn set_rate(&self, per_second: Option<f64>) {
@@ -591,15 +659,30 @@ impl Pool {
         }
     }
 
-    /// Ends the pool: no more attempts begin, those under way have until the deadline, and the rest goes back to its source. The
-    /// answer is how many messages went back.
-    pub(crate) async fn end(&self, deadline: Instant) -> usize {
+    /// Waits until nothing will happen here without somebody's doing, or the time is up: what is parked or paused can only go back.
+    pub(crate) async fn wait_quiet(&self, deadline: Instant) {
+        while self.held() > 0 && !self.handle.is_quiet() && Instant::now() < deadline {
+            // A group that is parked tells nobody, so this looks again now and then.
+            let next = deadline.min(Instant::now() + LOOK);
+            let _ = tokio::time::timeout_at(next, self.core.room.notified()).await;
+        }
+    }
+
+    /// Ends the pool: no more attempts begin, those under way have [`GRACE`], and the rest goes back to its source.
+    pub(crate) async fn end(&self) -> Ended {
         let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(engine) = engine else { return 0 };
-        let left = deadline.saturating_duration_since(Instant::now());
-        let report = tokio::task::spawn_blocking(move || engine.shutdown(left)).await;
-        // Dropping a job gives its delivery back.
-        report.map_or(0, |report| report.returned.len())
+        let Some(engine) = engine else { return Ended::default() };
+        let ended = tokio::task::spawn_blocking(move || engine.shutdown(Duration::ZERO)).await;
+        // It keeps the engine alive, and has nothing to give back any more.
+        self.returning.abort();
+        let Ok(report) = ended else { return Ended::default() };
+        let ended = Ended { given_back: report.returned.len(), still_running: report.still_running };
+        for mut message in report.returned {
+            if let Some(held) = message.body.held.take() {
+                held.settle(Disposal::GiveBack { delay: Duration::ZERO });
+            }
+        }
+        ended
     }
 }
 
@@ -637,6 +720,7 @@ fn build(core: &Arc<Core>, slots: &[Vec<String>]) -> Engine<GroupKey, Job> {
         .overflow(Overflow::Reject)
         // A group gives way after every message: its next one may be a minute's work.
         .batch_max(1)
+        .shutdown_grace(GRACE)
         // A call of a target takes a thousand times as long as timing it.
         .latency_sampling(1)
         // The pool counts attempts itself, by settings that may change; the engine must not stop before it.
@@ -650,13 +734,14 @@ fn build(core: &Arc<Core>, slots: &[Vec<String>]) -> Engine<GroupKey, Job> {
         .expect("settings were checked, and the names are ours")
 }
 
-/// Gives whole groups back, one after the other.
+/// Gives whole groups back, one after the other. The steps are numbered at the head of this file.
 async fn give_back_all(
     handle: Handle<GroupKey, Job>,
-    core: std::sync::Weak<Core>,
-    mut returned: mpsc::UnboundedReceiver<(GroupKey, Option<Barred>)>,
+    core: Arc<Core>,
+    mut returned: mpsc::UnboundedReceiver<(GroupKey, Duration)>,
 ) {
-    while let Some((key, barred)) = returned.recv().await {
+    while let Some((key, delay)) = returned.recv().await {
+        drop(core.routing.write().unwrap_or_else(PoisonError::into_inner));
         let messages = loop {
             match handle.withdraw(&key) {
                 Some(messages) => break messages,
@@ -664,18 +749,14 @@ async fn give_back_all(
                 None => tokio::time::sleep(Duration::from_millis(1)).await,
             }
         };
-        let Some(core) = core.upgrade() else { return };
-        let delay = match core.settings.load().exhausted {
-            Exhausted::GiveBack(delay) => delay,
-            Exhausted::DeadLetter | Exhausted::ParkGroup => PATIENCE.1,
-        };
         core.counters.given_back.fetch_add(messages.len() as u64, Relaxed);
         for mut message in messages {
             if let Some(held) = message.body.held.take() {
                 held.settle(Disposal::GiveBack { delay });
             }
         }
-        drop(barred);
+        let _quiet = core.routing.write().unwrap_or_else(PoisonError::into_inner);
+        core.groups.unbar(&key);
     }
 }
 

@@ -1,0 +1,679 @@
+//! What broke in the later life of the system of document 004, line by line: `pitfall_NN` is line NN of the list that this project keeps.
+//!
+//! Most lines are seeded random [simulations](simulate): plans of messages, verdicts, delays, copies, lost leases and answers, and changes of
+//! pools, in virtual time, with the contract checked at every call and at the end. A failure prints its seed; `LANEWAY_SEED=n` runs that one
+//! alone. The plan is the same for the same seed; how tasks interleave within one instant is tokio's choice.
+//!
+//! Lines about a broker that is not built yet (NATS, a shared Postgres) are tested at the source trait, with the embedded queue and the faults
+//! of `rig/`: what the router must do right is the same. The promises of a source itself have their lines in `source/conformance.rs`.
+
+mod rig;
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use laneway_router::mediator::Verdict;
+use laneway_router::message::DispatchMode;
+use laneway_router::pool::{Exhausted, PoolSettings};
+use laneway_router::router::DEFAULT_POOL;
+use laneway_router::source::{Disposal, Source, Wants};
+use rig::{Gate, Rig, What, again, never, roomy, script, takes, wait};
+use tokio::time::Instant;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn millis(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+// ── the simulation ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+/// What may happen in a simulation, as chances in percent.
+#[derive(Clone, Copy, Default)]
+struct Weather {
+    /// Of an attempt: to be told to wait, to fail, to fail for good, to panic.
+    waits: u32,
+    fails: u32,
+    finals: u32,
+    panics: u32,
+    /// Of each moment: that claims, settlements or renewals fail for a while, that answers are lost, that copies come.
+    claims: u32,
+    settles: u32,
+    extends: u32,
+    answers: u32,
+    copies: u32,
+    /// Of each moment: that a pool is changed.
+    changes: u32,
+    /// Few places, so that messages are refused.
+    tight: bool,
+    exhausted: Option<Exhausted>,
+}
+
+/// The seeds of a simulation: a few, or the one that was asked for.
+fn seeds(line: u64) -> Vec<u64> {
+    match std::env::var("LANEWAY_SEED").ok().and_then(|seed| seed.parse().ok()) {
+        Some(seed) => vec![seed],
+        None => (0..6).map(|run| line * 1_000 + run).collect(),
+    }
+}
+
+/// Runs a router through the weather and checks the contract: per group, first successes in order and without a gap but for dead letters,
+/// no overlap, nothing lost, nothing delivered again unless a lease, a copy or an answer was lost.
+async fn simulate(line: u64, weather: Weather) {
+    for seed in seeds(line) {
+        eprintln!("seed {seed}");
+        simulate_once(seed, weather).await;
+    }
+}
+
+const GROUPS: u64 = 8;
+const POOLS: [&str; 3] = [DEFAULT_POOL, "x", "y"];
+
+async fn simulate_once(seed: u64, weather: Weather) {
+    let random = Arc::new(Mutex::new(fastrand::Rng::with_seed(seed)));
+    let dice = Arc::clone(&random);
+    let roll = move |chance: u32| dice.lock().unwrap().u32(0..100) < chance;
+    let settings = |rng: &mut fastrand::Rng| {
+        let (capacity, group_capacity) = if weather.tight { (rng.usize(4..20), 3) } else { (500, 500) };
+        PoolSettings {
+            concurrency: rng.usize(1..12),
+            capacity,
+            group_capacity,
+            attempts: 3,
+            backoff: millis(20),
+            exhausted: weather.exhausted.unwrap_or(Exhausted::DeadLetter),
+            ..PoolSettings::default()
+        }
+    };
+    let first = settings(&mut random.lock().unwrap());
+    let (chance, delays) = (roll.clone(), Arc::clone(&random));
+    let rig = Rig::new(
+        first,
+        script(move |_| {
+            let delay = delays.lock().unwrap().u64(0..30);
+            let verdict = match () {
+                () if chance(weather.waits) => wait(millis(delay * 3)),
+                () if chance(weather.fails) => again(),
+                () if chance(weather.finals) => never(),
+                () => Verdict::Done,
+            };
+            let panics = chance(weather.panics);
+            async move {
+                tokio::time::sleep(millis(delay)).await;
+                assert!(!panics, "on purpose");
+                verdict
+            }
+        }),
+    );
+    rig.read();
+    for _ in 0..60 {
+        let (group, count, pause) = {
+            let mut rng = random.lock().unwrap();
+            (rng.u64(0..GROUPS), rng.u64(1..5), rng.u64(0..60))
+        };
+        let pool = POOLS[group as usize % POOLS.len()];
+        rig.publish_to(pool, &format!("g{group}"), count, |_| {}).await;
+        strike(&rig, &weather, &roll);
+        if roll(weather.changes) {
+            let (pool, what) = {
+                let mut rng = random.lock().unwrap();
+                (POOLS[rng.usize(0..POOLS.len())], rng.u32(0..6))
+            };
+            let new = settings(&mut random.lock().unwrap());
+            // Whatever the router answers is fine; what it does to the messages is looked at below.
+            let _ = match what {
+                0 => rig.router.add_pool(pool, new),
+                1 => rig.router.pause_pool(pool),
+                2 => rig.router.resume_pool(pool),
+                3 => rig.router.remove_pool(pool, millis(40)).await,
+                _ => rig.router.change_pool(pool, new),
+            };
+        }
+        tokio::time::sleep(millis(pause)).await; // paced: the simulation's own time
+    }
+    calm(&rig);
+    rig.router.resume_pool(DEFAULT_POOL).unwrap();
+    for pool in &POOLS[1..] {
+        // One that goes on draining takes nothing until it is gone.
+        let _ = rig.router.remove_pool(pool, MINUTE * 10).await;
+    }
+    rig.drained().await;
+    let again = weather.extends + weather.answers + weather.copies > 0;
+    check(&rig, seed, again).await;
+    let report = rig.end().await;
+    assert_eq!((report.given_back, report.still_running, report.settled), (0, 0, true), "seed {seed}");
+}
+
+/// Something goes wrong at the source, perhaps.
+fn strike(rig: &Rig, weather: &Weather, roll: &dyn Fn(u32) -> bool) {
+    let mut faults = rig.source.faults();
+    faults.failing_claims += if roll(weather.claims) { 3 } else { 0 };
+    faults.failing_settles += if roll(weather.settles) { 3 } else { 0 };
+    faults.failing_extends += if roll(weather.extends) { 60 } else { 0 };
+    faults.lost_answers += if roll(weather.answers) { 2 } else { 0 };
+    faults.repeats += if roll(weather.copies) { 6 } else { 0 };
+}
+
+fn calm(rig: &Rig) {
+    let mut faults = rig.source.faults();
+    (faults.failing_claims, faults.failing_settles) = (0, 0);
+    (faults.failing_extends, faults.lost_answers, faults.repeats) = (0, 0, 0);
+}
+
+/// The contract at the end.
+async fn check(rig: &Rig, seed: u64, may_repeat: bool) {
+    assert_eq!(rig.log.violations(), Vec::<String>::new(), "seed {seed}");
+    let dead: HashSet<String> = rig.dead().await.into_iter().collect();
+    let mut counts = BTreeMap::new();
+    for group in 0..GROUPS {
+        let name = format!("g{group}");
+        let published = rig.published(&name);
+        let mut seen = HashSet::new();
+        let done = rig.log.done(&name);
+        let first: Vec<u64> = done.iter().copied().filter(|number| seen.insert(*number)).collect();
+        let expected: Vec<u64> =
+            (0..published).filter(|number| !dead.contains(&format!("{name}#{number}"))).collect();
+        assert_eq!(first, expected, "seed {seed}, group {name}: in order, and nothing is lost");
+        assert!(may_repeat || first.len() == done.len(), "seed {seed}, group {name} was delivered twice");
+        counts.insert(name, published);
+    }
+    assert!(counts.values().sum::<u64>() > 60, "seed {seed} published something");
+}
+
+// ── order ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+/// A target that says 429 or asks for a later time holds the group, not the head alone.
+#[tokio::test(start_paused = true)]
+async fn pitfall_01_a_head_that_has_to_wait_is_not_overtaken() {
+    simulate(1, Weather { waits: 40, fails: 10, ..Weather::default() }).await;
+}
+
+/// The barrier is the group, whatever claim its messages came with.
+#[tokio::test(start_paused = true)]
+async fn pitfall_02_messages_of_other_claims_do_not_overtake() {
+    let rig = Rig::new(
+        PoolSettings { capacity: 2, group_capacity: 2, ..roomy() },
+        script(|seen| async move {
+            let fails = seen.number % 5 == 0 && seen.attempt < 3;
+            if fails { again() } else { Verdict::Done }
+        }),
+    );
+    rig.publish("a", 40).await;
+    rig.read();
+    rig.drained().await;
+    rig.verify(&[("a", 40)]);
+    assert!(rig.source.faults().claims > 10);
+    simulate(2, Weather { fails: 30, tight: true, ..Weather::default() }).await;
+}
+
+/// All of a group goes back for the same time, so that siblings do not come first.
+#[tokio::test(start_paused = true)]
+async fn pitfall_03_siblings_do_not_come_back_before_the_head() {
+    let back = Exhausted::GiveBack(millis(200));
+    simulate(3, Weather { fails: 45, exhausted: Some(back), ..Weather::default() }).await;
+}
+
+/// After a failure `BLOCK_ON_ERROR` stops the group and `NEXT_ON_ERROR` goes on: they are not the same.
+#[tokio::test(start_paused = true)]
+async fn pitfall_04_block_on_error_blocks_and_next_on_error_does_not() {
+    let rig = Rig::new(
+        roomy(),
+        script(|seen| async move { if seen.number == 1 { never() } else { Verdict::Done } }),
+    );
+    rig.publish_to("", "block", 4, |message| message.dispatch_mode = DispatchMode::BlockOnError).await;
+    rig.publish_to("", "next", 4, |message| message.dispatch_mode = DispatchMode::NextOnError).await;
+    rig.read();
+    rig.until("the next one went on", |rig| rig.log.done("next").len() == 3).await;
+    tokio::time::sleep(MINUTE).await; // paced: nothing is to happen
+    assert_eq!(rig.log.begun("block"), [(0, 1), (1, 1)]);
+    assert_eq!(rig.log.done("next"), [0, 2, 3]);
+}
+
+/// A delayed head blocks its successors in the claim itself: the embedded queue's own tests have it, this is the router on top.
+#[tokio::test(start_paused = true)]
+async fn pitfall_05_a_delayed_head_holds_its_group_in_the_queue() {
+    let rig = Rig::new(roomy(), takes(millis(1)));
+    let delayed = laneway_router::source::embedded::Publication::of(&rig::message("a", 0, ""));
+    rig.queue.publish(delayed.delay(MINUTE)).await.unwrap();
+    let next = laneway_router::source::embedded::Publication::of(&rig::message("a", 1, ""));
+    rig.queue.publish(next).await.unwrap();
+    rig.publish("b", 1).await;
+    let begin = Instant::now();
+    rig.read();
+    rig.done(1).await;
+    assert!(begin.elapsed() < millis(100));
+    rig.drained().await;
+    assert!(begin.elapsed() >= MINUTE);
+    rig.verify(&[("a", 2), ("b", 1)]);
+}
+
+/// Pools are added, removed, paused and changed at random while messages flow; a group never runs in two of them.
+#[tokio::test(start_paused = true)]
+async fn pitfall_06_a_changed_pool_never_runs_a_group_twice_at_once() {
+    simulate(6, Weather { fails: 10, changes: 70, ..Weather::default() }).await;
+}
+
+/// Neither a rate nor a panic lets the next one go first.
+#[tokio::test(start_paused = true)]
+async fn pitfall_07_a_rate_or_a_panic_does_not_let_successors_pass() {
+    simulate(7, Weather { waits: 20, panics: 25, ..Weather::default() }).await;
+}
+
+/// The first fails before the second is even published: the group is held by its lane, which is there as long as the first is.
+#[tokio::test(start_paused = true)]
+async fn pitfall_08_a_failure_before_the_next_message_comes_still_holds_it() {
+    let rig = Rig::new(
+        PoolSettings { backoff: MINUTE, ..roomy() },
+        script(|seen| async move { if seen.attempt == 1 { again() } else { Verdict::Done } }),
+    );
+    rig.read();
+    rig.publish("a", 1).await;
+    rig.until("it has failed", |rig| rig.log.count(|event| event.what == What::Ended(again())) == 1).await;
+    rig.publish("a", 1).await;
+    rig.drained().await;
+    assert_eq!(rig.log.begun("a"), [(0, 1), (0, 2), (1, 1), (1, 2)]);
+}
+
+/// A refusal for lack of room goes for the rest of the group.
+#[tokio::test(start_paused = true)]
+async fn pitfall_09_a_refused_message_takes_its_successors_with_it() {
+    simulate(9, Weather { fails: 20, tight: true, changes: 20, ..Weather::default() }).await;
+}
+
+/// Groups fall idle and come back all the time, and never have two runners.
+#[tokio::test(start_paused = true)]
+async fn pitfall_10_a_group_that_falls_idle_and_comes_back_has_one_runner() {
+    let rig = Rig::new(roomy(), takes(millis(3)));
+    rig.read();
+    for round in 0..200 {
+        rig.publish("a", 1 + round % 2).await;
+        tokio::time::sleep(millis(round % 7)).await; // paced: the group falls idle in every way
+    }
+    rig.drained().await;
+    rig.verify(&[("a", 300)]);
+    assert_eq!(rig.router.pool_view(DEFAULT_POOL).unwrap().groups, 0);
+}
+
+// ── stuck ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+/// A panic settles its message like any other failure; no entry stays behind that would swallow it for ever.
+#[tokio::test(start_paused = true)]
+async fn pitfall_11_a_panic_leaves_no_entry_that_swallows_redeliveries() {
+    simulate(11, Weather { panics: 40, copies: 20, ..Weather::default() }).await;
+}
+
+/// A group whose attempt panics, or is told to wait, is not dead.
+#[tokio::test(start_paused = true)]
+async fn pitfall_12_a_group_is_alive_after_every_way_an_attempt_can_end() {
+    simulate(12, Weather { waits: 20, fails: 20, finals: 20, panics: 20, ..Weather::default() }).await;
+}
+
+/// What a pool gives back when it ends is forgotten here, so that it is taken when it comes again.
+#[tokio::test(start_paused = true)]
+async fn pitfall_13_what_a_stopped_pool_gave_back_is_taken_again() {
+    let gate = Gate::new();
+    let rig = Rig::new(roomy(), gate.script());
+    rig.publish("a", 3).await;
+    rig.read();
+    rig.until("it is under way", |rig| rig.log.running() == 1).await;
+    rig.router.park(DEFAULT_POOL, "a", "not today").unwrap();
+    gate.open_for_good();
+    let report = rig.router.shutdown(MINUTE).await;
+    assert_eq!((report.given_back, report.settled), (2, true));
+    let other = rig.store.queue("orders").unwrap();
+    let claimed = other.claim(Wants { most: 10, wait: MINUTE, lease: MINUTE }).await.unwrap();
+    assert_eq!(claimed.len(), 2);
+}
+
+/// A source that has failed for long is asked again, less often, and healthy as soon as it answers.
+#[tokio::test(start_paused = true)]
+async fn pitfall_14_a_failing_source_is_asked_ever_less_often_and_recovers() {
+    let rig = Rig::new(roomy(), takes(millis(1)));
+    rig.source.faults().failing_claims = 1_000;
+    rig.read();
+    tokio::time::sleep(MINUTE * 5).await; // paced: the source fails all the time
+    let claims = rig.source.faults().claims;
+    assert!(claims < 50, "asked {claims} times in five minutes");
+    assert!(!rig.router.sources().await[0].healthy);
+    rig.source.faults().failing_claims = 0;
+    rig.publish("a", 1).await;
+    rig.drained().await;
+    rig.verify(&[("a", 1)]);
+}
+
+/// Waiting for room is no stall: hours later the router is healthy, has lost no lease and has repeated nothing.
+#[tokio::test(start_paused = true)]
+async fn pitfall_15_waiting_for_room_is_no_stall() {
+    let gate = Gate::new();
+    let rig = Rig::new(PoolSettings { capacity: 2, group_capacity: 2, ..roomy() }, gate.script());
+    rig.publish("a", 5).await;
+    rig.read();
+    rig.until("the pool is full", |rig| rig.router.held() == 2).await;
+    tokio::time::sleep(MINUTE * 60).await; // paced: nothing is to happen
+    let source = &rig.router.sources().await[0];
+    assert!(source.healthy);
+    assert_eq!((source.ledger.swallowed_copies, source.ledger.stale_settlements), (0, 0));
+    gate.open_for_good();
+    rig.drained().await;
+    rig.verify(&[("a", 5)]);
+}
+
+/// A change of every pool stops no source.
+#[tokio::test(start_paused = true)]
+async fn pitfall_16_a_reload_does_not_stop_the_sources() {
+    let rig = Rig::new(roomy(), takes(millis(10)));
+    rig.router.add_pool("x", roomy()).unwrap();
+    rig.read();
+    for round in 0..20 {
+        rig.publish_to("x", "a", 2, |_| {}).await;
+        rig.publish("b", 2).await;
+        for pool in ["x", DEFAULT_POOL] {
+            let settings = PoolSettings { concurrency: 1 + round % 5, ..roomy() };
+            rig.router.change_pool(pool, settings).unwrap();
+        }
+        tokio::time::sleep(millis(15)).await; // paced: reloads and messages in turn
+    }
+    rig.drained().await;
+    rig.verify(&[("a", 40), ("b", 40)]);
+}
+
+/// One slow pool does not hold up the queue that it shares with others.
+#[tokio::test(start_paused = true)]
+async fn pitfall_17_a_slow_pool_does_not_block_its_queue() {
+    let rig = Rig::new(
+        roomy(),
+        script(|seen| async move {
+            tokio::time::sleep(if seen.pool == "slow" { Duration::from_secs(5) } else { millis(5) }).await;
+            Verdict::Done
+        }),
+    );
+    let slow = PoolSettings { concurrency: 1, capacity: 5, group_capacity: 5, ..roomy() };
+    rig.router.add_pool("slow", slow).unwrap();
+    for group in 0..100 {
+        rig.publish_to("slow", &format!("s{group}"), 1, |_| {}).await;
+    }
+    rig.publish("quick", 100).await;
+    let begin = Instant::now();
+    rig.read();
+    rig.until("the quick ones are done", |rig| rig.log.done("quick").len() == 100).await;
+    assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+    rig.drained().await;
+    assert_eq!(rig.log.all_done(), 200);
+}
+
+/// Messages without order wait each for itself: thousands that were told to come a second later all come a second later.
+#[tokio::test(start_paused = true)]
+async fn pitfall_18_unordered_messages_are_not_put_off_one_after_the_other() {
+    let rig = Rig::new(
+        PoolSettings { concurrency: 100, ..roomy() },
+        script({
+            let told = Mutex::new(HashSet::new());
+            move |seen| {
+                let first = told.lock().unwrap().insert(seen.number);
+                async move { if first { wait(Duration::from_secs(1)) } else { Verdict::Done } }
+            }
+        }),
+    );
+    rig.publish_to("", "label", 5_000, |message| message.dispatch_mode = DispatchMode::Immediate).await;
+    let begin = Instant::now();
+    rig.read();
+    rig.drained().await;
+    assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+    assert_eq!(rig.log.all_done(), 5_000);
+}
+
+/// An urgent message is seen as soon as a slot is free, whatever waits in the tiers below.
+#[tokio::test(start_paused = true)]
+async fn pitfall_19_an_urgent_message_does_not_wait_behind_the_others() {
+    let rig = Rig::new(PoolSettings { concurrency: 1, ..roomy() }, takes(millis(100)));
+    for group in 0..50 {
+        rig.publish(&format!("g{group}"), 1).await;
+    }
+    rig.read();
+    rig.done(3).await;
+    let begin = Instant::now();
+    let high = laneway_router::message::Priority::High;
+    rig.publish_to("", "urgent", 1, |message| message.priority = high).await;
+    rig.until("it is done", |rig| rig.log.done("urgent").len() == 1).await;
+    assert!(begin.elapsed() <= millis(210), "{:?}", begin.elapsed());
+}
+
+/// Messages that come at the very moment when their group falls idle are not lost.
+#[tokio::test(start_paused = true)]
+async fn pitfall_20_a_message_that_meets_an_idle_removal_is_not_lost() {
+    let rig = Rig::new(roomy(), takes(millis(5)));
+    rig.read();
+    for round in 1..=100 {
+        rig.publish("a", 1).await;
+        rig.until("it is done", |rig| rig.log.done("a").len() == round).await;
+    }
+    rig.drained().await;
+    rig.verify(&[("a", 100)]);
+}
+
+// ── lost or twice ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+/// An entry goes when its settlement is durable, not before: copies that come in between are swallowed.
+#[tokio::test(start_paused = true)]
+async fn pitfall_21_a_copy_that_comes_before_the_settlement_is_durable_is_swallowed() {
+    let rig = Rig::new(roomy(), takes(millis(1)));
+    let gate = Gate::new();
+    rig.publish("a", 3).await;
+    rig.source.faults().late_settles = Some(gate.clone());
+    rig.read();
+    rig.done(3).await;
+    let copies: Vec<_> = rig.source.faults().handed_out.values().cloned().collect();
+    rig.source.faults().copies.extend(copies);
+    rig.publish("b", 1).await;
+    rig.until("the copies were handed out", |rig| rig.log.done("b").len() == 1).await;
+    rig.source.faults().late_settles = None;
+    gate.open_for_good();
+    rig.drained().await;
+    rig.verify(&[("a", 3), ("b", 1)]);
+    assert_eq!(rig.router.sources().await[0].ledger.swallowed_copies, 3);
+}
+
+/// Slow work keeps its lease, however long it takes, and nobody else gets it.
+#[tokio::test(start_paused = true)]
+async fn pitfall_22_slow_work_is_not_delivered_twice() {
+    let rig = Rig::new(roomy(), takes(MINUTE * 30));
+    rig.publish("a", 2).await;
+    rig.read();
+    rig.until("it is under way", |rig| rig.log.running() == 1).await;
+    let other = rig.store.queue("orders").unwrap();
+    let wants = Wants { most: 10, wait: MINUTE * 55, lease: MINUTE };
+    assert!(other.claim(wants).await.unwrap().is_empty(), "its lease is renewed");
+    rig.drained().await;
+    rig.verify(&[("a", 2)]);
+}
+
+/// Identities are those of one source: the same number in two queues is two messages, each settled where it came from.
+#[tokio::test(start_paused = true)]
+async fn pitfall_23_identities_of_two_sources_are_not_mixed_up() {
+    let rig = Rig::new(roomy(), takes(millis(5)));
+    let options = laneway_router::source::embedded::Options {
+        commit: laneway_router::source::embedded::Commit::Inline,
+        ..Default::default()
+    };
+    let store = laneway_router::source::embedded::EmbeddedStore::in_memory(options).unwrap();
+    let (second, publisher) = (store.queue("orders").unwrap(), store.queue("orders").unwrap());
+    for number in 0..10 {
+        let message = rig::message("b", number, "");
+        publisher.publish(laneway_router::source::embedded::Publication::of(&message)).await.unwrap();
+    }
+    rig.publish("a", 10).await;
+    rig.read();
+    rig.router.add_source(Arc::new(second), rig.settings);
+    rig.done(20).await;
+    rig.drained().await;
+    rig.verify(&[("a", 10), ("b", 10)]);
+    let report = rig.end().await;
+    assert!(report.settled);
+    let depth = publisher.depth().await.unwrap();
+    assert_eq!((depth.waiting, depth.leased), (0, 0));
+}
+
+/// Being told to wait, or refused for lack of room, costs nothing: however often it happens, the message is not given up.
+#[tokio::test(start_paused = true)]
+async fn pitfall_24_deferrals_never_lose_a_message() {
+    let rig = Rig::new(
+        PoolSettings { attempts: 1, capacity: 1, group_capacity: 1, ..roomy() },
+        script({
+            let calls = AtomicU32::new(0);
+            move |_| {
+                let call = calls.fetch_add(1, Relaxed);
+                async move { if call % 50 != 49 { wait(millis(10)) } else { Verdict::Done } }
+            }
+        }),
+    );
+    rig.publish("a", 4).await;
+    rig.publish("b", 4).await;
+    rig.read();
+    rig.drained().await;
+    rig.verify(&[("a", 4), ("b", 4)]);
+    assert!(rig.dead().await.is_empty());
+}
+
+/// One claim at a time per source.
+#[tokio::test(start_paused = true)]
+async fn pitfall_25_a_source_has_one_reader() {
+    let rig = Rig::new(roomy(), takes(millis(1)));
+    rig.read();
+    rig.publish("a", 1).await;
+    rig.drained().await;
+    tokio::time::sleep(MINUTE).await; // paced: claims wait ten seconds each
+    let claims = rig.source.faults().claims;
+    assert!(claims <= 9, "{claims} claims in a minute");
+}
+
+/// Copies of messages that wait in a pool, and of those that are with their targets, at random.
+#[tokio::test(start_paused = true)]
+async fn pitfall_26_copies_of_what_waits_are_swallowed() {
+    simulate(26, Weather { fails: 20, copies: 60, ..Weather::default() }).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn pitfall_27_two_copies_in_one_claim_are_one_message() {
+    let rig = Rig::new(roomy(), takes(millis(10)));
+    rig.publish("a", 2).await;
+    let other = rig.store.queue("orders").unwrap();
+    let claimed = other.claim(Wants { most: 2, wait: MINUTE, lease: MINUTE * 10 }).await.unwrap();
+    let twice: Vec<_> = claimed.iter().chain(&claimed).chain(&claimed).cloned().collect();
+    rig.source.faults().copies.extend(twice);
+    rig.read();
+    rig.drained().await;
+    rig.verify(&[("a", 2)]);
+}
+
+/// What is done is remembered until the source knows, however long that takes: renewed, and settled with the receipt that is good then.
+#[tokio::test(start_paused = true)]
+async fn pitfall_28_what_is_done_is_remembered_until_the_source_knows() {
+    let rig = Rig::new(roomy(), takes(millis(10)));
+    rig.publish("a", 3).await;
+    rig.source.faults().failing_settles = 100;
+    rig.source.faults().failing_extends = 300;
+    rig.read();
+    rig.drained().await;
+    rig.verify(&[("a", 3)]);
+}
+
+/// Any success is a success. The table of the HTTP mediator has its own tests; here: it is settled, and never tried again.
+#[tokio::test(start_paused = true)]
+async fn pitfall_29_a_success_is_never_tried_again() {
+    simulate(29, Weather { settles: 40, ..Weather::default() }).await;
+}
+
+/// Everything at once, leases and answers included.
+#[tokio::test(start_paused = true)]
+async fn other_everything_at_once() {
+    let storm = Weather {
+        waits: 10,
+        fails: 15,
+        finals: 5,
+        panics: 5,
+        claims: 10,
+        settles: 15,
+        extends: 15,
+        answers: 15,
+        copies: 15,
+        changes: 30,
+        tight: false,
+        exhausted: None,
+    };
+    simulate(40, storm).await;
+    simulate(41, Weather { tight: true, ..storm }).await;
+    let back = Some(Exhausted::GiveBack(millis(150)));
+    simulate(42, Weather { exhausted: back, tight: true, ..storm }).await;
+}
+
+/// "Rate-wait churn": a group that waits for its rate is looked at when its time comes, and not before.
+#[tokio::test(start_paused = true)]
+async fn other_waiting_for_a_rate_costs_little() {
+    let pool = PoolSettings { group_rate_per_second: Some(1.0), ..roomy() };
+    let rig = Rig::new(pool, takes(millis(1)));
+    rig.publish("a", 20).await;
+    rig.read();
+    rig.drained().await;
+    let held_back = rig.router.pool_view(DEFAULT_POOL).unwrap().counts.held_back;
+    assert!(held_back <= 20, "{held_back} looks for 20 messages");
+    rig.verify(&[("a", 20)]);
+}
+
+/// "A poison row aborted a batch": among a hundred good ones, one that cannot be read.
+#[tokio::test(start_paused = true)]
+async fn other_one_bad_message_does_not_hold_up_its_batch() {
+    let rig = Rig::new(roomy(), takes(millis(1)));
+    rig.publish("a", 50).await;
+    let bad = laneway_router::source::embedded::Publication::new(b"\xff\xfe").group("a");
+    rig.queue.publish(bad).await.unwrap();
+    rig.publish("a", 50).await;
+    rig.read();
+    rig.drained().await;
+    rig.verify(&[("a", 100)]);
+    assert_eq!(rig.depth().quarantined, 1);
+}
+
+/// "Shutdown aborted in-flight calls": they come back, and their successors go back.
+#[tokio::test(start_paused = true)]
+async fn other_a_shutdown_lets_calls_come_back() {
+    let rig = Rig::new(roomy(), takes(Duration::from_secs(8)));
+    rig.publish("a", 3).await;
+    rig.read();
+    rig.until("it is under way", |rig| rig.log.running() == 1).await;
+    let report = rig.router.shutdown(Duration::from_secs(10)).await;
+    assert_eq!(rig.log.done("a")[0], 0);
+    assert_eq!(rig.log.count(|event| event.what == What::Broke), 0);
+    assert!(report.settled && report.given_back >= 1, "{report:?}");
+}
+
+/// "Force-nack looks up the wrong key": an operator's skip reaches the head of that group in that pool, and settles it as a dead letter.
+#[tokio::test(start_paused = true)]
+async fn other_an_operators_skip_reaches_the_right_message() {
+    let rig = Rig::new(roomy(), takes(millis(1)));
+    rig.router.pause_pool(DEFAULT_POOL).unwrap();
+    rig.publish("a", 2).await;
+    rig.publish("b", 2).await;
+    rig.read();
+    rig.until("all are in the pool", |rig| rig.router.held() == 4).await;
+    assert!(rig.router.skip(DEFAULT_POOL, "a").unwrap());
+    assert!(!rig.router.skip(DEFAULT_POOL, "c").unwrap());
+    rig.router.resume_pool(DEFAULT_POOL).unwrap();
+    rig.drained().await;
+    assert_eq!(rig.dead().await, ["a#0"]);
+    assert_eq!((rig.log.done("a"), rig.log.done("b")), (vec![1], vec![0, 1]));
+}
+
+/// A settlement with an old receipt settles nothing of a newer handing-out: promised by every source, and relied on above.
+#[tokio::test(start_paused = true)]
+async fn other_an_old_receipt_settles_nothing() {
+    let rig = Rig::new(roomy(), takes(millis(1)));
+    rig.publish("a", 1).await;
+    let (one, other) = (rig.store.queue("orders").unwrap(), rig.store.queue("orders").unwrap());
+    let old = one.claim(Wants { most: 1, wait: MINUTE, lease: millis(10) }).await.unwrap();
+    let new = other.claim(Wants { most: 1, wait: MINUTE, lease: MINUTE }).await.unwrap();
+    let answer = one.settle(vec![(old[0].receipt.clone(), Disposal::Done)]).await.unwrap();
+    assert_eq!(answer, [laneway_router::source::Settled::Stale]);
+    assert_eq!((new.len(), rig.depth().leased), (1, 1));
+}

@@ -1,0 +1,583 @@
+//! The router from the queue to the target and back, in virtual time: order per group, parallel across groups, every setting of a pool.
+//!
+//! First the two integration tests and the table of document 004, then what a pool promises, one test per promise. Changes while it runs and faults
+//! of the source are in `unrest.rs`, what broke elsewhere in `pitfalls.rs`.
+
+mod rig;
+
+use std::time::Duration;
+
+use laneway_router::mediator::Verdict;
+use laneway_router::message::{DispatchMode, Priority};
+use laneway_router::pool::{Exhausted, PoolSettings, Ungrouped};
+use laneway_router::source::embedded::Publication;
+use rig::{Gate, Rig, What, again, fails, never, roomy, script, takes, wait};
+use tokio::time::Instant;
+
+fn millis(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+// ── document 004 ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+#[tokio::test(start_paused = true)]
+async fn fifo_order_is_kept_per_message_group() {
+    let rig = Rig::new(roomy(), takes(millis(10)));
+    rig.read();
+    for _ in 0..10 {
+        rig.publish("group-1", 1).await;
+        rig.publish("group-2", 1).await;
+    }
+    rig.drained().await;
+    rig.verify(&[("group-1", 10), ("group-2", 10)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn groups_are_processed_concurrently() {
+    let rig = Rig::new(roomy(), takes(millis(100)));
+    let groups: Vec<String> = (0..10).map(|group| format!("group-{group}")).collect();
+    for group in &groups {
+        rig.publish(group, 10).await;
+    }
+    let begin = Instant::now();
+    rig.read();
+    rig.drained().await;
+    assert!(begin.elapsed() <= Duration::from_secs(2));
+    assert_eq!(rig.log.running_most(), 10, "all ten at once");
+    rig.verify(&groups.iter().map(|group| (group.as_str(), 10)).collect::<Vec<_>>());
+}
+
+/// The table: 100 messages, 10 workers, 100 ms each.
+#[tokio::test(start_paused = true)]
+async fn the_table_of_the_document() {
+    for (groups, seconds) in [(1, 10.0), (5, 2.0), (10, 1.0), (100, 1.0)] {
+        let rig = Rig::new(roomy(), takes(millis(100)));
+        let names: Vec<String> = (0..groups).map(|group| format!("g{group}")).collect();
+        for _ in 0..100 / groups {
+            for name in &names {
+                rig.publish(name, 1).await;
+            }
+        }
+        let begin = Instant::now();
+        rig.read();
+        rig.done(100).await;
+        let took = begin.elapsed().as_secs_f64();
+        assert!((took / seconds - 1.0).abs() <= 0.1, "{groups} groups took {took} s, not {seconds}");
+        rig.drained().await;
+        rig.verify(&names.iter().map(|name| (name.as_str(), 100 / groups)).collect::<Vec<_>>());
+    }
+}
+
+/// The largest setting of the document's guide: what waits is plain data.
+#[tokio::test(start_paused = true)]
+async fn five_thousand_slots_and_ten_thousand_groups() {
+    let pool = PoolSettings { concurrency: 5_000, capacity: 20_000, group_capacity: 200, ..roomy() };
+    let rig = Rig::new(pool, takes(millis(100)));
+    let names: Vec<String> = (0..10_000).map(|group| format!("g{group}")).collect();
+    let all: Vec<_> =
+        (0..2).flat_map(|number| names.iter().map(move |name| rig::message(name, number, ""))).collect();
+    let all: Vec<_> = all.iter().map(Publication::of).collect();
+    for some in all.chunks(10_000) {
+        rig.queue.publish_many(some.to_vec(), None).await.expect("published");
+    }
+    let begin = Instant::now();
+    rig.read();
+    rig.done(20_000).await;
+    assert_eq!(rig.log.running_most(), 5_000);
+    assert!(begin.elapsed() <= millis(450), "20,000 calls of 100 ms, 5,000 at once: {:?}", begin.elapsed());
+    rig.drained().await;
+    rig.verify(&names.iter().map(|name| (name.as_str(), 2)).collect::<Vec<_>>());
+}
+
+// ── slots, rates, capacities ────────────────────────────────────────────────────────────────────────────────────────
+
+#[tokio::test(start_paused = true)]
+async fn concurrency_is_respected_across_groups() {
+    let rig = Rig::new(PoolSettings { concurrency: 3, ..roomy() }, takes(millis(10)));
+    let names: Vec<String> = (0..20).map(|group| format!("g{group}")).collect();
+    for name in &names {
+        rig.publish(name, 5).await;
+    }
+    rig.read();
+    rig.drained().await;
+    assert_eq!(rig.log.running_most(), 3);
+    rig.verify(&names.iter().map(|name| (name.as_str(), 5)).collect::<Vec<_>>());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_rate_of_a_pool_does_not_burst_even_after_a_rest() {
+    let pool = PoolSettings { rate_per_second: Some(10.0), ..roomy() };
+    let rig = Rig::new(pool, takes(millis(5)));
+    rig.read();
+    for name in ["a", "b", "c", "d", "e"] {
+        rig.publish(name, 3).await;
+    }
+    rig.done(15).await;
+    tokio::time::advance(Duration::from_secs(60)).await;
+    let rested = Instant::now();
+    for name in ["a", "b", "c", "d", "e"] {
+        rig.publish(name, 2).await;
+    }
+    rig.drained().await;
+    let starts: Vec<Instant> = rig
+        .log
+        .events()
+        .iter()
+        .filter(|event| event.what == What::Began)
+        .map(|event| event.at)
+        .collect();
+    assert_eq!(starts.len(), 25);
+    let closest = starts.windows(2).map(|pair| pair[1] - pair[0]).min().unwrap();
+    assert!(closest >= millis(95), "{closest:?} apart");
+    assert!(rested.elapsed() <= millis(1_050), "the full rate is used: {:?}", rested.elapsed());
+}
+
+/// A token that was taken without a slot would be spent by the time the slot is free, and the next ones would come in a burst.
+#[tokio::test(start_paused = true)]
+async fn a_token_is_taken_only_with_a_slot() {
+    let gate = Gate::new();
+    let pool = PoolSettings { concurrency: 1, rate_per_second: Some(10.0), ..roomy() };
+    let rig = Rig::new(pool, gate.script());
+    for name in ["a", "b", "c", "d"] {
+        rig.publish(name, 1).await;
+    }
+    rig.read();
+    rig.until("one is under way", |rig| rig.log.running() == 1).await;
+    tokio::time::sleep(Duration::from_secs(10)).await; // paced: ten seconds' worth of tokens go by
+    let begin = Instant::now();
+    gate.open_for_good();
+    rig.drained().await;
+    let starts = &rig.log.events();
+    let starts: Vec<u64> = starts
+        .iter()
+        .filter(|event| event.what == What::Began && event.at >= begin)
+        .map(|event| (event.at - begin).as_millis() as u64)
+        .collect();
+    assert_eq!(starts.len(), 3);
+    assert!(starts.windows(2).all(|pair| pair[1] - pair[0] >= 95), "{starts:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_rate_of_a_group_is_its_own() {
+    let pool = PoolSettings { group_rate_per_second: Some(2.0), ..roomy() };
+    let rig = Rig::new(pool, takes(millis(5)));
+    rig.publish("a", 5).await;
+    rig.publish("b", 5).await;
+    let begin = Instant::now();
+    rig.read();
+    rig.drained().await;
+    for group in ["a", "b"] {
+        let starts: Vec<u64> = rig
+            .log
+            .events()
+            .iter()
+            .filter(|event| event.what == What::Began && event.seen.group == group)
+            .map(|event| (event.at - begin).as_millis() as u64)
+            .collect();
+        assert!(starts.windows(2).all(|pair| pair[1] - pair[0] >= 495), "{group}: {starts:?}");
+        assert!(starts[4] <= 2_100, "{group}: {starts:?}");
+    }
+    rig.verify(&[("a", 5), ("b", 5)]);
+}
+
+/// A group that has to wait for its own rate takes nothing of the pool's.
+#[tokio::test(start_paused = true)]
+async fn a_pool_reaches_its_rate_although_its_groups_have_rates() {
+    let pool =
+        PoolSettings { rate_per_second: Some(10.0), group_rate_per_second: Some(1.0), ..roomy() };
+    let rig = Rig::new(pool, takes(millis(5)));
+    let names: Vec<String> = (0..20).map(|group| format!("g{group}")).collect();
+    for name in &names {
+        rig.publish(name, 5).await;
+    }
+    let begin = Instant::now();
+    rig.read();
+    rig.drained().await;
+    let took = begin.elapsed().as_secs_f64();
+    assert!((9.5..=10.6).contains(&took), "100 messages at 10 per second took {took} s");
+    rig.verify(&names.iter().map(|name| (name.as_str(), 5)).collect::<Vec<_>>());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_has_its_share_of_the_pool_and_the_others_get_in() {
+    let gate = Gate::new();
+    let pool = PoolSettings { concurrency: 2, capacity: 10, group_capacity: 4, ..roomy() };
+    let rig = Rig::new(pool, gate.script());
+    rig.publish("hot", 50).await;
+    rig.publish("cold", 2).await;
+    rig.read();
+    rig.until("both groups are at work", |rig| rig.log.running() == 2).await;
+    let view = rig.router.pool_view("DEFAULT-POOL").unwrap();
+    assert_eq!((view.held, view.groups), (6, 2), "four of the hot group, two of the cold one");
+    assert!(view.counts.refused > 0);
+    gate.open_for_good();
+    rig.drained().await;
+    rig.verify(&[("hot", 50), ("cold", 2)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pool_never_holds_more_than_its_capacity_and_asks_for_no_more() {
+    let pool = PoolSettings { concurrency: 2, capacity: 7, group_capacity: 7, ..roomy() };
+    let rig = Rig::new(pool, takes(millis(20)));
+    for group in 0..30 {
+        rig.publish(&format!("g{group}"), 2).await;
+    }
+    rig.read();
+    rig.until("all are done", |rig| {
+        assert!(rig.router.held() <= 7, "{} are held", rig.router.held());
+        rig.log.all_done() == 60
+    })
+    .await;
+    assert!(rig.source.faults().wanted_most <= 7);
+    rig.drained().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_capacity_of_a_group_follows_its_history() {
+    let pool = PoolSettings {
+        concurrency: 2,
+        capacity: 1_000,
+        group_capacity: 100,
+        group_latency: Some(Duration::from_secs(10)),
+        ..roomy()
+    };
+    let rig = Rig::new(
+        pool,
+        script(|seen| async move {
+            let time = if seen.group == "slow" { millis(2_000) } else { millis(20) };
+            tokio::time::sleep(time).await;
+            Verdict::Done
+        }),
+    );
+    rig.publish("slow", 200).await;
+    rig.publish("quick", 2_000).await;
+    rig.read();
+    rig.until("the quick group has earned its full share", |rig| {
+        let groups = rig.router.groups("DEFAULT-POOL", 10).unwrap();
+        groups.iter().any(|(key, depth)| key.name() == "quick" && *depth > 50)
+    })
+    .await;
+    rig.until("the slow group has worked off what it had at first", |rig| rig.log.done("slow").len() > 20)
+        .await;
+    let groups = rig.router.groups("DEFAULT-POOL", 10).unwrap();
+    let slow = groups.iter().find(|(key, _)| key.name() == "slow").map_or(0, |(_, depth)| *depth);
+    assert!(slow <= 5, "ten seconds at two seconds each are five: {slow}");
+    rig.drained().await;
+    rig.verify(&[("slow", 200), ("quick", 2_000)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn sticky_slots_keep_the_order_and_use_all_parts() {
+    let pool = PoolSettings { concurrency: 8, affinity: 4, ..roomy() };
+    let rig = Rig::new(pool, takes(millis(10)));
+    let names: Vec<String> = (0..40).map(|group| format!("g{group}")).collect();
+    for name in &names {
+        rig.publish(name, 5).await;
+    }
+    rig.read();
+    rig.drained().await;
+    assert!(rig.log.running_most() <= 8);
+    let view = rig.router.pool_view("DEFAULT-POOL").unwrap();
+    assert_eq!(view.engine.dispatchers.len(), 4);
+    assert!(view.engine.dispatchers.iter().all(|part| part.account.done > 0), "every part had groups");
+    rig.verify(&names.iter().map(|name| (name.as_str(), 5)).collect::<Vec<_>>());
+}
+
+// ── order ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+#[tokio::test(start_paused = true)]
+async fn priorities_go_first_and_never_reorder_a_group() {
+    let gate = Gate::new();
+    let rig = Rig::new(PoolSettings { concurrency: 1, ..roomy() }, gate.script());
+    rig.publish("first", 1).await;
+    rig.read();
+    rig.until("the slot is taken", |rig| rig.log.running() == 1).await;
+    for (group, priority) in [("low", Priority::Low), ("normal", Priority::Normal), ("high", Priority::High)] {
+        rig.publish_to("", group, 1, |message| message.priority = priority).await;
+    }
+    // One group with all of them, the most urgent last.
+    for priority in [Priority::Low, Priority::Normal, Priority::High] {
+        rig.publish_to("", "mixed", 1, |message| message.priority = priority).await;
+    }
+    rig.until("all are in the pool", |rig| rig.router.held() == 7).await;
+    gate.open_for_good();
+    rig.drained().await;
+    rig.verify(&[("first", 1), ("low", 1), ("normal", 1), ("high", 1), ("mixed", 3)]);
+    let order: Vec<String> = rig
+        .log
+        .events()
+        .iter()
+        .filter(|event| event.what == What::Began)
+        .map(|event| event.seen.group.clone())
+        .collect();
+    let place = |group: &str| order.iter().position(|other| other == group).unwrap();
+    assert!(place("high") < place("normal") && place("normal") < place("low"), "{order:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_retry_holds_the_order_of_its_group_and_no_other() {
+    let rig = Rig::new(
+        roomy(),
+        script(|seen| async move {
+            let fails = seen.group == "a" && seen.number % 3 == 1 && seen.attempt < 4;
+            if fails { again() } else { Verdict::Done }
+        }),
+    );
+    rig.publish("a", 9).await;
+    rig.publish("b", 9).await;
+    let begin = Instant::now();
+    rig.read();
+    rig.until("the other group is done", |rig| rig.log.done("b").len() == 9).await;
+    assert!(begin.elapsed() < millis(50));
+    rig.drained().await;
+    rig.verify(&[("a", 9), ("b", 9)]);
+    assert_eq!(&rig.log.begun("a")[..6], &[(0, 1), (1, 1), (1, 2), (1, 3), (1, 4), (2, 1)]);
+}
+
+/// As often as the pool says, with its own pauses, whatever the engine would do by itself.
+#[tokio::test(start_paused = true)]
+async fn a_message_is_tried_as_often_as_its_pool_says() {
+    for attempts in [1, 2, 3, 4, 7] {
+        let pool = PoolSettings { attempts, ..roomy() };
+        let rig = Rig::new(pool, script(|_| async { again() }));
+        rig.publish("a", 1).await;
+        let begin = Instant::now();
+        rig.read();
+        rig.drained().await;
+        assert_eq!(rig.log.begun("a").len() as u32, attempts);
+        assert_eq!(rig.dead().await, ["a#0"]);
+        let pauses: u64 = (1..attempts).map(|attempt| 100 << (attempt - 1)).sum();
+        let took = begin.elapsed().as_millis() as u64;
+        assert!((pauses..=pauses + 100).contains(&took), "{attempts} attempts in {took} ms");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_costs_no_attempt() {
+    let pool = PoolSettings { attempts: 2, ..roomy() };
+    let rig = Rig::new(
+        pool,
+        script({
+            let calls = std::sync::atomic::AtomicU32::new(0);
+            move |_| {
+                let call = calls.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                async move {
+                    match call {
+                        0..20 => wait(millis(100)),
+                        20 => again(),
+                        _ => Verdict::Done,
+                    }
+                }
+            }
+        }),
+    );
+    rig.publish("a", 2).await;
+    let begin = Instant::now();
+    rig.read();
+    rig.drained().await;
+    rig.verify(&[("a", 2)]);
+    let attempts: Vec<u32> = rig.log.begun("a").iter().map(|(_, attempt)| *attempt).collect();
+    assert_eq!(attempts, [[1; 21].as_slice(), &[2, 1]].concat());
+    let took = begin.elapsed();
+    assert!((millis(2_100)..millis(2_250)).contains(&took), "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_failed_for_good_goes_to_the_dead_letters_and_its_group_goes_on() {
+    let rig = Rig::new(
+        PoolSettings { attempts: 2, ..roomy() },
+        script(|seen| async move {
+            match seen.number {
+                1 => never(),
+                3 => again(),
+                _ => Verdict::Done,
+            }
+        }),
+    );
+    rig.publish("a", 5).await;
+    rig.read();
+    rig.drained().await;
+    assert_eq!(rig.log.begun("a"), [(0, 1), (1, 1), (2, 1), (3, 1), (3, 2), (4, 1)]);
+    assert_eq!(rig.dead().await, ["a#1", "a#3"]);
+    let reasons = rig.queue.dead_letters(0, 10).await.unwrap();
+    assert_eq!(reasons.iter().map(|kept| kept.reason.as_str()).collect::<Vec<_>>(), ["never", "it said so"]);
+    let counts = rig.router.pool_view("DEFAULT-POOL").unwrap().counts;
+    assert_eq!((counts.succeeded, counts.failed, counts.transient), (3, 2, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_is_parked_in_front_of_what_failed_until_somebody_resumes_it() {
+    let fixed = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let target = fixed.clone();
+    let pool = PoolSettings { attempts: 2, exhausted: Exhausted::ParkGroup, ..roomy() };
+    let rig = Rig::new(
+        pool,
+        script(move |seen| {
+            let broken = !target.load(std::sync::atomic::Ordering::Relaxed) && seen.number == 1;
+            async move { if broken { again() } else { Verdict::Done } }
+        }),
+    );
+    rig.publish("a", 4).await;
+    rig.publish("b", 4).await;
+    rig.read();
+    rig.until("it has failed", |rig| rig.log.done("b").len() == 1 && rig.log.begun("a").len() == 3).await;
+    // The leases of what is parked are renewed: an hour later it is still here, and nothing of it was called again.
+    tokio::time::sleep(Duration::from_secs(3_600)).await; // paced: nothing is to happen
+    assert_eq!(rig.log.begun("a").len(), 3);
+    assert_eq!(rig.depth().leased, 6);
+    let why = rig.router.explain("DEFAULT-POOL", "a").unwrap().unwrap();
+    assert!(format!("{why:?}").contains("it said so"), "{why:?}");
+    fixed.store(true, std::sync::atomic::Ordering::Relaxed);
+    assert!(rig.router.resume("DEFAULT-POOL", "a").unwrap());
+    assert!(rig.router.resume("DEFAULT-POOL", "b").unwrap());
+    rig.drained().await;
+    rig.verify(&[("a", 4), ("b", 4)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn block_on_error_parks_whatever_the_pool_says_and_an_operator_can_skip() {
+    for exhausted in [Exhausted::DeadLetter, Exhausted::GiveBack(millis(10))] {
+        let rig = Rig::new(
+            PoolSettings { exhausted, ..roomy() },
+            script(|seen| async move { if seen.number == 1 { never() } else { Verdict::Done } }),
+        );
+        rig.publish_to("", "a", 3, |message| message.dispatch_mode = DispatchMode::BlockOnError).await;
+        rig.read();
+        rig.until("it has failed", |rig| rig.log.begun("a").len() == 2 && rig.log.running() == 0).await;
+        tokio::time::sleep(Duration::from_secs(60)).await; // paced: nothing is to happen
+        assert_eq!(rig.log.begun("a").len(), 2);
+        assert!(rig.router.skip("DEFAULT-POOL", "a").unwrap());
+        assert!(rig.router.resume("DEFAULT-POOL", "a").unwrap());
+        rig.drained().await;
+        assert_eq!(rig.log.done("a"), [0, 2]);
+        assert_eq!(rig.dead().await, ["a#1"]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_that_is_given_back_comes_again_in_order() {
+    let pool = PoolSettings {
+        attempts: 2,
+        exhausted: Exhausted::GiveBack(Duration::from_secs(5)),
+        capacity: 20,
+        group_capacity: 20,
+        ..roomy()
+    };
+    let rig = Rig::new(
+        pool,
+        script({
+            let failures = std::sync::atomic::AtomicU32::new(0);
+            move |seen| {
+                let fails = seen.number % 10 == 3
+                    && failures.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % 5 != 4;
+                async move { if fails { again() } else { Verdict::Done } }
+            }
+        }),
+    );
+    rig.publish("a", 50).await;
+    rig.publish("b", 50).await;
+    rig.read();
+    rig.drained().await;
+    rig.verify(&[("a", 50), ("b", 50)]);
+    assert!(rig.router.pool_view("DEFAULT-POOL").unwrap().counts.given_back > 0);
+    assert!(rig.dead().await.is_empty());
+}
+
+// ── groups and pools ────────────────────────────────────────────────────────────────────────────────────────────────
+
+#[tokio::test(start_paused = true)]
+async fn messages_without_a_group_are_one_group() {
+    let rig = Rig::new(roomy(), takes(millis(10)));
+    rig.publish("", 20).await;
+    rig.read();
+    rig.drained().await;
+    rig.verify(&[("__DEFAULT__", 20)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn messages_without_a_group_can_be_unordered() {
+    let rig = Rig::new(PoolSettings { ungrouped: Ungrouped::Unordered, ..roomy() }, takes(millis(100)));
+    rig.publish("", 20).await;
+    // A group is only a label to a message that is to be sent immediately.
+    rig.publish_to("", "label", 20, |message| message.dispatch_mode = DispatchMode::Immediate).await;
+    let begin = Instant::now();
+    rig.read();
+    rig.drained().await;
+    assert!(begin.elapsed() <= millis(440), "{:?}", begin.elapsed());
+    assert_eq!(rig.log.all_done(), 40);
+    assert_eq!(rig.log.running_most(), 10);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unknown_pool_falls_back_to_the_default_one_with_a_warning() {
+    let rig = Rig::new(roomy(), takes(millis(1)));
+    rig.publish_to("nobody-made-this", "a", 5, |_| {}).await;
+    rig.publish_to("", "b", 5, |_| {}).await;
+    rig.read();
+    rig.drained().await;
+    rig.verify(&[("a", 5), ("b", 5)]);
+    let warnings = rig.router.warnings().newest(10);
+    let about: Vec<_> = warnings.iter().filter(|warning| warning.about == "pool").collect();
+    assert_eq!(about.len(), 1, "{warnings:?}");
+    assert!(about[0].text.contains("nobody-made-this") && about[0].count == 5, "{about:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_not_a_message_is_put_into_quarantine_and_its_group_goes_on() {
+    let rig = Rig::new(roomy(), takes(millis(1)));
+    rig.publish("a", 1).await;
+    for bad in ["{not json", "{}", r#"{"id": 7, "poolCode": "x"}"#] {
+        rig.queue.publish(Publication::new(bad).group("a")).await.expect("published");
+    }
+    rig.publish("a", 1).await;
+    rig.read();
+    rig.drained().await;
+    rig.verify(&[("a", 2)]);
+    assert_eq!(rig.depth().quarantined, 3);
+    assert_eq!(rig.router.sources().await[0].unreadable, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_in_a_mediator_is_a_failed_attempt_and_follows_the_policy() {
+    let panics = |seen: rig::Seen| async move {
+        assert!(seen.number != 1 || seen.attempt > 2, "on purpose");
+        Verdict::Done
+    };
+    let rig = Rig::new(PoolSettings { attempts: 5, ..roomy() }, script(panics));
+    rig.publish("a", 3).await;
+    rig.read();
+    rig.drained().await;
+    rig.verify(&[("a", 3)]);
+    assert_eq!(rig.log.begun("a"), [(0, 1), (1, 1), (1, 2), (1, 3), (2, 1)]);
+
+    let pool = PoolSettings { attempts: 2, exhausted: Exhausted::ParkGroup, ..roomy() };
+    let rig = Rig::new(pool, script(panics));
+    rig.publish("a", 3).await;
+    rig.read();
+    rig.until("it is parked", |rig| {
+        let pool = rig.router.pool_view("DEFAULT-POOL").unwrap();
+        pool.engine.dispatchers[0].parked_lanes == 1
+    })
+    .await;
+    assert_eq!(rig.log.begun("a"), [(0, 1), (1, 1), (1, 2)], "nothing overtakes");
+    assert!(rig.router.resume("DEFAULT-POOL", "a").unwrap());
+    rig.until("it is parked again", |rig| rig.log.begun("a").len() == 5 && rig.log.running() == 0).await;
+    let report = rig.end().await;
+    assert_eq!((report.given_back, report.settled), (2, true));
+    assert_eq!(rig.depth().waiting, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_attempt_is_counted_once() {
+    let rig = Rig::new(roomy(), fails(2));
+    rig.publish("a", 10).await;
+    rig.read();
+    rig.drained().await;
+    let view = rig.router.pool_view("DEFAULT-POOL").unwrap();
+    let counts = view.counts;
+    assert_eq!((counts.submitted, counts.succeeded, counts.transient, counts.failed), (10, 10, 20, 0));
+    assert!(view.engine.account.balances());
+    assert_eq!((view.held, view.groups, view.engine.account.outstanding), (0, 0, 0));
+    let source = &rig.router.sources().await[0];
+    assert_eq!((source.claimed, source.ledger.held, source.ledger.forgotten), (10, 0, 0));
+}
