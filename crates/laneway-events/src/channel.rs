@@ -79,6 +79,12 @@ impl Lists {
         }
     }
 
+    fn forget(&mut self, cell: &Arc<Cell>) {
+        for channel in self.of(cell) {
+            self.remove(cell, &channel);
+        }
+    }
+
     fn of(&self, cell: &Cell) -> BTreeSet<Arc<str>> {
         self.by_processor.get(&cell.number).cloned().unwrap_or_default()
     }
@@ -108,18 +114,17 @@ impl Channels {
 
     fn change(&self, cell: &Arc<Cell>, change: impl FnOnce(&mut Lists)) -> BTreeSet<Arc<str>> {
         let mut lists = write(&self.lists);
-        if !cell.gate.is_closed() {
-            change(&mut lists);
+        match cell.gate.is_closed() {
+            // Its stop will do so, too; whoever asks meanwhile shall not be told otherwise.
+            true => lists.forget(cell),
+            false => change(&mut lists),
         }
         lists.of(cell)
     }
 
     /// Takes a processor that has stopped off all lists.
     pub(crate) fn forget(&self, cell: &Arc<Cell>) {
-        let mut lists = write(&self.lists);
-        for channel in lists.of(cell) {
-            lists.remove(cell, &channel);
-        }
+        write(&self.lists).forget(cell);
     }
 
     pub(crate) fn of(&self, cell: &Cell) -> BTreeSet<Arc<str>> {

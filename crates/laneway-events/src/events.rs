@@ -30,7 +30,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use laneway::{Account, Among, Engine, LooksAt, Outcome, Overflow, Placement, RetryPolicy, Topology};
+use laneway::{
+    Account, Among, Engine, LooksAt, Messages, Outcome, Overflow, Placement, RetryPolicy, Topology,
+    TurnHandler,
+};
 
 use crate::{
     Context, EventsConfig, Handled, Handler, LookupError, NotPosted, ProcessorRef, Refusal, RegisterError,
@@ -42,6 +45,7 @@ use crate::{
     processor::{Address, AnyProcessor, Cell, Envelope, Plan},
     registry::{NotInserted, Registry},
     schedule::{FAR, Timer},
+    slots::Slots,
 };
 
 /// The engine below: a lane per processor.
@@ -54,6 +58,7 @@ type OnReport = Box<dyn Fn(Report) + Send + Sync>;
 pub(crate) struct Shared {
     lanes: OnceLock<Lanes>,
     registry: Registry<Cell>,
+    slots: Slots<Cell>,
     pub(crate) channels: Channels,
     pub(crate) timer: Arc<Timer>,
     /// Their names; a processor knows its own by the index.
@@ -109,11 +114,11 @@ impl Shared {
 
     /// Puts something into a mailbox in which it has a place.
     pub(crate) fn submit(&self, cell: &Arc<Cell>, envelope: Envelope) -> Result<(), (Envelope, Refusal)> {
-        let refused = match self.lanes().try_submit((Address(cell.clone()), Some(envelope))) {
+        let refused = match self.lanes().try_submit((cell.address, Some(envelope))) {
             Ok(_) => return Ok(()),
             Err(refused) => refused,
         };
-        self.leave(cell);
+        self.leave(cell, 1);
         let reason = match refused.reason {
             laneway::Refusal::Closed => Refusal::ShutDown,
             _ => Refusal::DispatcherFull,
@@ -121,9 +126,9 @@ impl Shared {
         Err((refused.message.body.expect("just put in"), reason))
     }
 
-    /// Something has left a mailbox.
-    fn leave(&self, cell: &Arc<Cell>) {
-        if cell.gate.leave() {
+    /// So many have left a mailbox.
+    fn leave(&self, cell: &Arc<Cell>, count: u64) {
+        if count > 0 && cell.gate.leave(count) {
             self.finish(cell);
         }
     }
@@ -132,6 +137,7 @@ impl Shared {
     fn finish(&self, cell: &Arc<Cell>) {
         self.channels.forget(cell);
         self.registry.remove(&cell.id, cell);
+        self.slots.remove(cell.address.slot);
         cell.finish();
     }
 
@@ -144,25 +150,58 @@ impl Shared {
     }
 }
 
-/// What a thread of the engine does with an envelope.
-fn handle(
-    system: &Weak<Shared>,
-    context: &laneway::Context<'_, Address>,
-    body: &mut Option<Envelope>,
+/// What a thread of the engine does with a turn.
+struct Run {
+    /// Not counted: the engine belongs to the system, and not the other way round.
+    system: Weak<Shared>,
+}
+
+impl TurnHandler<Address, Option<Envelope>> for Run {
+    fn handle(
+        &self,
+        context: &laneway::Context<'_, Address>,
+        turn: &mut Messages<'_, '_, Address, Option<Envelope>>,
+    ) -> Outcome {
+        HERE.with(|here| {
+            if here.get().is_none()
+                && let Some(shared) = self.system.upgrade()
+            {
+                let _ = here.set(Handle { shared });
+            }
+            let events = here.get();
+            let cell = events.and_then(|events| events.shared.slots.get(context.key().slot));
+            let (Some(events), Some(cell)) = (events, cell) else {
+                // The system has been taken apart while this thread was away. The event goes with it.
+                return turn.next().map_or(Outcome::Done, |_| Outcome::Skip);
+            };
+            run(events, &cell, context.worker(), turn)
+        })
+    }
+}
+
+fn run(
+    events: &Handle,
+    cell: &Arc<Cell>,
+    thread: usize,
+    turn: &mut Messages<'_, '_, Address, Option<Envelope>>,
 ) -> Outcome {
-    let Some(envelope) = body.take() else { return Outcome::Skip };
-    HERE.with(|here| {
-        if here.get().is_none() {
-            let Some(shared) = system.upgrade() else { return Outcome::Skip };
-            let _ = here.set(Handle { shared });
-        }
-        let (events, cell) = (here.get().expect("just set"), &context.key().0);
-        let _inside = Inside::enter(&events.shared, cell);
-        let run = catch_unwind(AssertUnwindSafe(|| cell.run(events, context.worker(), envelope)));
-        events.shared.leave(cell);
-        // The engine counts panics and turns them into failures.
-        run.unwrap_or_else(|panic| resume_unwind(panic))
-    })
+    let _inside = Inside::enter(&events.shared, cell);
+    let mut taken = 0;
+    let run = catch_unwind(AssertUnwindSafe(|| cell.run(events, thread, turn, &mut taken)));
+    if let Err(panic) = &run {
+        let error = panic_text(&**panic);
+        events.shared.report(Report::Failed { processor: cell.id.clone(), error });
+    }
+    events.shared.leave(cell, taken);
+    // The engine counts panics and turns them into failures.
+    run.unwrap_or_else(|panic| resume_unwind(panic))
+}
+
+/// What a panic said.
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text =
+        panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("panicked: {}", text.unwrap_or("(not a text)"))
 }
 
 /// A processor says itself where it belongs.
@@ -174,7 +213,7 @@ impl Placement<Address> for ByPlace {
     }
 
     fn place(&self, key: &Address, _: u64, _: &dyn Among) -> Option<usize> {
-        Some(key.0.place)
+        Some(key.place as usize)
     }
 }
 
@@ -212,6 +251,7 @@ impl Builder {
         let shared = Arc::new(Shared {
             lanes: OnceLock::new(),
             registry: Registry::default(),
+            slots: Slots::default(),
             channels: Channels::default(),
             timer: timer.clone(),
             dispatchers: config.dispatchers().into_iter().map(Arc::from).collect(),
@@ -245,13 +285,12 @@ fn engine(
     shared: &Arc<Shared>,
 ) -> Result<Engine<Address, Option<Envelope>>, StartError> {
     let mut topology =
-        Topology::assigned(config.assignment.clone(), |address: &Address| &*address.0.dispatcher)
-            .placed(ByPlace);
+        // Where a processor belongs is known by its index, which no name is needed for.
+        Topology::assigned(config.assignment.clone(), |_: &Address| "").placed(ByPlace);
     for (dispatcher, backoff) in &config.dispatcher_backoffs {
         topology = topology.backoff_of(dispatcher, backoff.clone());
     }
-    let (handles, reports, cpus) =
-        (Arc::downgrade(shared), Arc::downgrade(shared), config.thread_cpus.clone());
+    let (system, cpus) = (Arc::downgrade(shared), config.thread_cpus.clone());
     let builder = Engine::builder()
         .topology(topology)
         .ingress_capacity(config.dispatcher_capacity.saturating_mul(shared.dispatchers.len()))
@@ -262,18 +301,12 @@ fn engine(
         .backoff(config.backoff.clone())
         .latency_sampling(config.latency_sampling)
         .shutdown_grace(config.stop_grace)
-        .on_fail(move |message, failure| {
-            if let Some(shared) = reports.upgrade() {
-                let error = failure.note.unwrap_or_default();
-                shared.report(Report::Failed { processor: message.key.0.id.clone(), error });
-            }
-        })
         .on_worker_start(move |number| {
             if let Some(cpus) = &cpus {
                 pinning::tie_to(cpus[number]);
             }
         })
-        .handle(move |context, body: &mut Option<Envelope>| handle(&handles, context, body));
+        .turn_handler(Run { system });
     Ok(builder.build()?)
 }
 
@@ -327,14 +360,15 @@ impl Events {
         }
         shared.channels.clear();
         let given_back = |message: laneway::Message<Address, Option<Envelope>>| match message.body {
-            Some(Envelope::Event(event)) => Some(Returned { processor: message.key.0.id.clone(), event }),
+            Some(Envelope::Event(event)) => {
+                let processor = shared.slots.get(message.key.slot).map_or("".into(), |cell| cell.id.clone());
+                Some(Returned { processor, event })
+            }
             _ => None,
         };
-        ShutdownReport {
-            account: report.account,
-            returned: report.returned.into_iter().filter_map(given_back).collect(),
-            still_running: report.still_running,
-        }
+        let returned = report.returned.into_iter().filter_map(given_back).collect();
+        shared.slots.clear();
+        ShutdownReport { account: report.account, returned, still_running: report.still_running }
     }
 }
 
@@ -602,23 +636,26 @@ impl Registration<'_> {
         }
         let number = shared.next_number.fetch_add(1, Ordering::Relaxed);
         let id: Arc<str> = self.id.map_or_else(|| format!("processor-{number}").into(), Arc::from);
-        let cell = Plan {
+        let plan = Plan {
             id: id.clone(),
             number,
             place,
             dispatcher: shared.dispatchers[place].clone(),
             queue_size: queue_size as u64,
             parent: self.parent.map(|parent| parent.cell),
-        }
-        .cell(handler);
+        };
+        let cell = shared.slots.insert(|slot| plan.cell(slot, handler));
         // Under the registry's lock, so that nobody can post before it; a submission never blocks.
         let first = || match start {
             true => shared.submit_start(&cell),
             false => Ok(()),
         };
-        shared.registry.insert(&id, &cell, first).map_err(|error: RegisterError| match error {
-            RegisterError::DuplicateId(_) => RegisterError::DuplicateId(id.to_string()),
-            other => other,
+        shared.registry.insert(&id, &cell, first).map_err(|error: RegisterError| {
+            shared.slots.remove(cell.address.slot);
+            match error {
+                RegisterError::DuplicateId(_) => RegisterError::DuplicateId(id.to_string()),
+                other => other,
+            }
         })?;
         let channels: Vec<&str> = self.channels.iter().map(String::as_str).collect();
         if !channels.is_empty() {

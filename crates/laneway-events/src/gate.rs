@@ -6,12 +6,12 @@
 //! bits 0..62   events that were let in and have not left: waiting in the lane, or in the handler
 //! ```
 //!
-//! `enter` raises the number unless the bit is set or the number has reached the limit; `leave` lowers it; `close` sets the bit. Whoever
+//! `enter` raises the number unless the bit is set or the number has reached the limit; `leave` lowers it, by as many as a turn has handled; `close` sets the bit. Whoever
 //! brings the word to *closed and empty* is told so, and that happens once: after it nobody enters, so nobody leaves. That
 //! one finishes the processor off. All orderings are acquire-release on the one word: who finishes a processor off sees all that
 //! its handlers did.
 //!
-//! `processor.rs` enters for each post and leaves after each handler; `events.rs` closes. `tests/loom_gate.rs` runs them against each other.
+//! `processor.rs` enters for each post and leaves after each turn; `events.rs` closes. `tests/loom_gate.rs` runs them against each other.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
@@ -56,12 +56,12 @@ impl Gate {
         }
     }
 
-    /// One leaves. True if that was the last, and the gate is closed.
+    /// So many leave. True if those were the last, and the gate is closed.
     #[must_use = "the last one out finishes the processor off"]
-    pub fn leave(&self) -> bool {
-        let before = self.0.fetch_sub(1, AcqRel);
-        assert!(before & !CLOSED > 0, "nobody leaves who has not entered");
-        before == CLOSED + 1
+    pub fn leave(&self, count: u64) -> bool {
+        let before = self.0.fetch_sub(count, AcqRel);
+        assert!(before & !CLOSED >= count, "nobody leaves who has not entered");
+        before == CLOSED + count
     }
 
     /// Closes it. True if nobody is in, and it was open.
@@ -91,12 +91,12 @@ mod tests {
         assert_eq!(gate.enter(2), Ok(()));
         assert_eq!(gate.enter(2), Ok(()));
         assert_eq!(gate.enter(2), Err(Shut::Full));
-        assert!(!gate.leave());
+        assert!(!gate.leave(1));
         assert_eq!(gate.inside(), 1);
         assert!(!gate.close(), "somebody is in");
         assert!(!gate.close(), "it was closed before");
         assert_eq!(gate.enter(2), Err(Shut::Closed));
-        assert!(gate.leave());
+        assert!(gate.leave(1));
         assert!(gate.is_closed());
     }
 

@@ -17,6 +17,7 @@ mod registry;
 mod gate;
 mod handler;
 mod processor;
+mod slots;
 
 mod ask;
 mod channel;

@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use laneway::Outcome;
+use laneway::{Messages, Outcome};
 
 use crate::{
     AskError, Become, Context, Handle, Handled, Handler, LookupError, Refusal, Refused, Report,
@@ -36,23 +36,32 @@ pub(crate) enum Envelope {
     Start,
 }
 
-/// The key of a lane: a processor.
-#[derive(Clone)]
-pub(crate) struct Address(pub(crate) Arc<Cell>);
+/// The key of a lane: a processor, by its numbers.
+#[derive(Clone, Copy)]
+pub(crate) struct Address {
+    /// Its own for ever.
+    number: u64,
+    /// Where it is found while it lives.
+    pub(crate) slot: u32,
+    /// The index of its dispatcher.
+    pub(crate) place: u32,
+}
 
 impl Hash for Address {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u64(self.0.number);
+        state.write_u64(self.number);
     }
 }
+
+/// The turn of a processor in the hands of a thread.
+pub(crate) type Turn<'a, 'b, 'c> = &'a mut Messages<'b, 'c, Address, Option<Envelope>>;
 
 /// What is known of a processor without the type of its events.
 pub(crate) struct Cell {
     pub(crate) id: Arc<str>,
     /// Its own for ever: an id may be used again, a number is not.
     pub(crate) number: u64,
-    /// The index of its dispatcher.
-    pub(crate) place: usize,
+    pub(crate) address: Address,
     pub(crate) dispatcher: Arc<str>,
     pub(crate) queue_size: u64,
     pub(crate) parent: Option<Arc<Cell>>,
@@ -75,15 +84,24 @@ impl Cell {
         LookupError::WrongType { id, takes, given: type_name::<E>() }
     }
 
-    /// Handles what an envelope holds. A panic of the handler goes through, after everything is in its place again.
-    pub(crate) fn run(self: &Arc<Self>, events: &Handle, thread: usize, envelope: Envelope) -> Outcome {
-        if self.discarding.load(Ordering::Acquire) {
-            if let Envelope::Event(event) = envelope {
-                lock(&self.returned).push(event);
-            }
-            return Outcome::Done;
+    /// Handles a turn, and counts in `taken` what it has taken. A panic of the handler goes through, after everything is in its place again.
+    pub(crate) fn run(
+        self: &Arc<Self>,
+        events: &Handle,
+        thread: usize,
+        turn: Turn<'_, '_, '_>,
+        taken: &mut u64,
+    ) -> Outcome {
+        self.behaviour.run(self, events, thread, turn, taken)
+    }
+
+    /// Whether the time to drain is over. Then the event is put where the stop finds it.
+    fn discards(&self, envelope: &mut Option<Envelope>) -> bool {
+        let discards = self.discarding.load(Ordering::Acquire);
+        if discards && let Some(Envelope::Event(event)) = envelope.take() {
+            lock(&self.returned).push(event);
         }
-        self.behaviour.run(self, events, thread, envelope)
+        discards
     }
 
     pub(crate) fn take_returned(&self) -> Vec<Box<dyn Any + Send>> {
@@ -121,13 +139,14 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    pub(crate) fn cell<E: Send + 'static>(self, handler: Box<dyn Handler<E>>) -> Arc<Cell> {
+    pub(crate) fn cell<E: Send + 'static>(self, slot: u32, handler: Box<dyn Handler<E>>) -> Arc<Cell> {
         let Plan { id, number, place, dispatcher, queue_size, parent } = self;
+        let address = Address { number, slot, place: place as u32 };
         let behaviour = Box::new(Typed { home: Mutex::new(Home::Here(Stack(vec![handler]))) });
         Arc::new(Cell {
             id,
             number,
-            place,
+            address,
             dispatcher,
             queue_size,
             parent,
@@ -142,7 +161,14 @@ impl Plan {
 
 /// The part of a processor that knows the type of its events.
 trait Behave: Send + Sync {
-    fn run(&self, cell: &Arc<Cell>, events: &Handle, thread: usize, envelope: Envelope) -> Outcome;
+    fn run(
+        &self,
+        cell: &Arc<Cell>,
+        events: &Handle,
+        thread: usize,
+        turn: Turn<'_, '_, '_>,
+        taken: &mut u64,
+    ) -> Outcome;
     /// No handler will be called any more, except to be told so.
     fn retire(&self);
     fn event_type(&self) -> TypeId;
@@ -206,20 +232,19 @@ fn dismiss<E: 'static>(mut stack: Stack<E>) {
     }
 }
 
-impl<E: Send + 'static> Behave for Typed<E> {
-    fn run(&self, cell: &Arc<Cell>, events: &Handle, thread: usize, envelope: Envelope) -> Outcome {
-        let Some(mut hand) = InHand::take(&self.home) else { return Outcome::Skip };
-        let stack = hand.stack();
-        let mut context = Context { events, cell, thread, depth: stack.0.len(), changes: Vec::new() };
-        let top = stack.0.last_mut().expect("there is always one");
+impl<E: Send + 'static> Stack<E> {
+    /// Lets the topmost handler have what is in an envelope, and makes the changes that it wants.
+    fn handle(&mut self, cell: &Arc<Cell>, events: &Handle, thread: usize, envelope: Envelope) -> Handled<E> {
+        let mut context = Context { events, cell, thread, depth: self.0.len(), changes: Vec::new() };
+        let top = self.0.last_mut().expect("there is always one");
         let handled = match envelope {
             Envelope::Event(event) => {
                 let event = event.downcast::<E>().expect("posted by its type");
                 top.handle(&mut context, *event)
             }
             Envelope::Change(change) => {
-                stack.apply(*change.downcast::<Change<E>>().expect("requested by its type"));
-                return Outcome::Done;
+                context.changes.push(*change.downcast::<Change<E>>().expect("requested by its type"));
+                Handled::Done
             }
             Envelope::Start => {
                 top.started(&mut context);
@@ -227,19 +252,47 @@ impl<E: Send + 'static> Behave for Typed<E> {
             }
         };
         if !matches!(handled, Handled::Failed(_)) {
-            let changes = std::mem::take(&mut context.changes);
-            changes.into_iter().for_each(|change| stack.apply(change));
+            context.changes.into_iter().for_each(|change| self.apply(change));
         }
-        drop(hand);
-        match handled {
-            Handled::Done => Outcome::Done,
-            Handled::Failed(error) => Outcome::Failed(error),
-            Handled::Unmatched(event) => {
-                let (processor, event_type) = (cell.id.clone(), type_name::<E>());
-                events.shared.report(Report::Unmatched { processor, event: Box::new(event), event_type });
-                Outcome::Done
+        handled
+    }
+}
+
+impl<E: Send + 'static> Behave for Typed<E> {
+    fn run(
+        &self,
+        cell: &Arc<Cell>,
+        events: &Handle,
+        thread: usize,
+        turn: Turn<'_, '_, '_>,
+        taken: &mut u64,
+    ) -> Outcome {
+        let Some(mut hand) = InHand::take(&self.home) else {
+            // The shutdown did not wait for this thread any longer. The event goes with the processor.
+            *taken += u64::from(turn.next().is_some());
+            return Outcome::Skip;
+        };
+        let stack = hand.stack();
+        while let Some(body) = turn.next() {
+            *taken += 1;
+            if cell.discards(body) {
+                continue;
+            }
+            let Some(envelope) = body.take() else { return Outcome::Skip };
+            match stack.handle(cell, events, thread, envelope) {
+                Handled::Done => {}
+                Handled::Failed(error) => {
+                    let report = Report::Failed { processor: cell.id.clone(), error: error.clone() };
+                    events.shared.report(report);
+                    return Outcome::Failed(error);
+                }
+                Handled::Unmatched(event) => {
+                    let (processor, event_type) = (cell.id.clone(), type_name::<E>());
+                    events.shared.report(Report::Unmatched { processor, event: Box::new(event), event_type });
+                }
             }
         }
+        Outcome::Done
     }
 
     fn retire(&self) {

@@ -29,7 +29,7 @@ impl Processor {
         self.gate.enter(2)?;
         assert_eq!(self.finished.load(SeqCst), 0, "let in after the end");
         self.handled.fetch_add(1, SeqCst);
-        if self.gate.leave() {
+        if self.gate.leave(1) {
             self.finish();
         }
         Ok(())
@@ -93,7 +93,7 @@ fn no_more_are_let_in_than_may_be() {
                 let entered = gate.enter(1).is_ok();
                 if entered {
                     assert_eq!(gate.inside(), 1);
-                    assert!(!gate.leave());
+                    assert!(!gate.leave(1));
                 }
                 entered
             })

@@ -17,7 +17,10 @@ use crate::{
     engine::{Engine, Handle, Layout, Past, Settings, Shared},
     error::{BuildError, Problem},
     flows::{Flows, Mappings},
-    handler::{Batch, BatchHandler, Batched, Closure, Context, Failure, Handler, RunTurn, Single},
+    handler::{
+        Batch, BatchHandler, Batched, Closure, Context, Failure, Handler, RunTurn, Single, TurnHandler,
+        Turned,
+    },
     message::Message,
     outcome::{Outcome, RetryPolicy},
     placement::LooksAt,
@@ -242,6 +245,12 @@ where
     /// Handles each message by a [`Handler`].
     pub fn handler(mut self, handler: impl Handler<K, M>) -> Self {
         self.handler = Some(HandlerKind::Sync(Arc::new(Single(handler))));
+        self
+    }
+
+    /// Handles a turn at a time by a [`TurnHandler`]: messages of one key, one after the other.
+    pub fn turn_handler(mut self, handler: impl TurnHandler<K, M>) -> Self {
+        self.handler = Some(HandlerKind::Sync(Arc::new(Turned(handler))));
         self
     }
 

@@ -123,6 +123,60 @@ impl<K, M> Batch<'_, K, M> {
     }
 }
 
+/// Handles a turn: consecutive messages of one key, one after the other, as many as fit into a worker's slice of time. For handlers to which it costs
+/// something to begin with a key, such as finding its state.
+pub trait TurnHandler<K, M>: Send + Sync + 'static {
+    /// Takes messages from `turn` until there is none, at least one. The outcome is that of the last one that it took; all before are done. After any
+    /// other outcome than `Done`, and after a panic, it is called again for the rest of the turn.
+    fn handle(&self, context: &Context<'_, K>, turn: &mut Messages<'_, '_, K, M>) -> Outcome;
+}
+
+/// The messages of a turn.
+pub struct Messages<'a, 'b, K, M> {
+    run: &'a mut Run<'b, K, M>,
+    taken: &'a mut Taken,
+}
+
+/// The message that a turn handler has in its hands.
+#[derive(Default)]
+struct Taken {
+    is_open: bool,
+    accepted: u64,
+    started: u64,
+}
+
+impl<K, M> fmt::Debug for Messages<'_, '_, K, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Messages").field("left", &self.run.turn.items.len()).finish()
+    }
+}
+
+impl<K, M> Messages<'_, '_, K, M> {
+    /// The next body. The one before it is done. `None` if there is no more, or the turn has to give way.
+    #[expect(clippy::should_implement_trait, reason = "an iterator cannot lend")]
+    #[inline]
+    pub fn next(&mut self) -> Option<&mut M> {
+        self.complete();
+        let accepted = self.run.turn.items.front()?.accepted_at;
+        if self.run.gives_way() {
+            return None;
+        }
+        let started = self.run.start_time(accepted);
+        self.run.tally.started += 1;
+        *self.taken = Taken { is_open: true, accepted, started };
+        self.run.turn.items.front_mut().map(|item| &mut item.message.body)
+    }
+
+    /// The one in hand, if there is one, is done.
+    #[inline]
+    fn complete(&mut self) {
+        if std::mem::take(&mut self.taken.is_open) {
+            self.run.time(self.taken.accepted, self.taken.started);
+            self.run.complete_first();
+        }
+    }
+}
+
 /// Why a message failed for good, as `on_fail` is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
@@ -302,6 +356,59 @@ impl<H> Single<H> {
             run.complete_first();
         }
         None
+    }
+}
+
+/// A turn at a time.
+pub(crate) struct Turned<H>(pub(crate) H);
+
+impl<K: Clone, M, H: TurnHandler<K, M>> RunTurn<K, M> for Turned<H> {
+    fn run(&self, run: &mut Run<'_, K, M>) -> Ending {
+        while !run.turn.items.is_empty() && !run.gives_way() {
+            let (note, mut taken) = (Cell::new(None), Taken::default());
+            let result = catch_unwind(AssertUnwindSafe(|| self.call(run, &mut taken, &note)));
+            let outcome = match result {
+                // What is left, if anything, was not started.
+                Ok(Outcome::Done) => return Ending::Handled,
+                Ok(outcome) => outcome,
+                Err(panic) => {
+                    run.tally.panics += 1;
+                    Outcome::Failed(panic_text(&*panic))
+                }
+            };
+            // Without one in hand it was the drop of a body that was done, and nobody is to blame.
+            if taken.is_open {
+                run.time(taken.accepted, taken.started);
+                if let Some(ending) = run.trouble(outcome, note.take()) {
+                    return ending;
+                }
+            }
+        }
+        Ending::Handled
+    }
+}
+
+impl<H> Turned<H> {
+    fn call<K: Clone, M>(
+        &self,
+        run: &mut Run<'_, K, M>,
+        taken: &mut Taken,
+        note: &Cell<Option<String>>,
+    ) -> Outcome
+    where
+        H: TurnHandler<K, M>,
+    {
+        let first = &run.turn.items[0].message;
+        // The turn borrows its messages, keys included, so the context gets a copy: one per call, not per message.
+        let (key, kind) = (first.key.clone(), first.kind);
+        let (attempt, dispatcher, worker) = (run.turn.attempts + 1, run.around.dispatcher, run.around.worker);
+        let context = Context { key: &key, kind, attempt, dispatcher, worker, note };
+        let mut messages = Messages { run, taken };
+        let outcome = self.0.handle(&context, &mut messages);
+        if outcome == Outcome::Done {
+            messages.complete();
+        }
+        outcome
     }
 }
 

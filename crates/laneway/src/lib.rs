@@ -35,7 +35,7 @@ pub use engine::{Engine, Handle};
 pub use error::{BuildError, ChangeError, Problem, Refusal, Refused};
 pub use explain::{Explanation, Holder, Reason};
 pub use flows::Flows;
-pub use handler::{Batch, BatchHandler, Context, Failure, Handler};
+pub use handler::{Batch, BatchHandler, Context, Failure, Handler, Messages, TurnHandler};
 pub use message::{Kind, Message, Priority};
 pub use outcome::{Exhausted, Outcome, RetryPolicy};
 pub use placement::{Among, ByHash, ByName, LeastLoaded, LooksAt, Placement};

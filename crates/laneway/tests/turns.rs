@@ -1,0 +1,70 @@
+//! Turn handlers: consecutive messages of one key, one after the other; order, counts and failures are those of any other handler.
+
+mod witness;
+
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicU64, Ordering::SeqCst},
+};
+
+use laneway::{Context, Engine, Messages, Outcome, RetryPolicy, Topology, TurnHandler};
+use witness::{DEADLINE, send};
+
+/// Notes what it handles; some messages fail in one way or another.
+#[derive(Clone, Default)]
+struct Notes {
+    handled: Arc<Mutex<Vec<(u8, u32)>>>,
+    calls: Arc<AtomicU64>,
+}
+
+impl TurnHandler<u8, u32> for Notes {
+    fn handle(&self, context: &Context<'_, u8>, turn: &mut Messages<'_, '_, u8, u32>) -> Outcome {
+        self.calls.fetch_add(1, SeqCst);
+        while let Some(body) = turn.next() {
+            match *body % 10 {
+                3 => std::panic::resume_unwind(Box::new("three")),
+                5 => return Outcome::Skip,
+                7 if context.attempt() == 1 => return Outcome::Retry,
+                _ => self.handled.lock().unwrap().push((*context.key(), *body)),
+            }
+        }
+        Outcome::Done
+    }
+}
+
+#[test]
+fn a_turn_handler_sees_every_message_once_and_in_order() {
+    let notes = Notes::default();
+    let retry = RetryPolicy { base: std::time::Duration::from_micros(10), ..RetryPolicy::default() };
+    let retry = RetryPolicy { max_attempts: 2, ..retry };
+    let engine = Engine::builder()
+        .topology(Topology::pool(2))
+        .retry(retry)
+        .turn_handler(notes.clone())
+        .build()
+        .unwrap();
+    let messages = (0..1_000_u32).flat_map(|body| [(1_u8, body), (2, body)]);
+    send(&engine, messages);
+    assert!(engine.wait_quiet(DEADLINE));
+    let report = engine.shutdown(DEADLINE);
+    // Threes fail at both attempts, fives are skipped, sevens succeed at the second attempt.
+    let expected: Vec<u32> = (0..1_000).filter(|body| ![3, 5].contains(&(body % 10))).collect();
+    let handled = notes.handled.lock().unwrap();
+    for key in [1, 2] {
+        let of_key: Vec<u32> = handled.iter().filter(|(of, _)| *of == key).map(|(_, body)| *body).collect();
+        assert_eq!(of_key, expected, "key {key}");
+    }
+    assert_eq!((report.account.done, report.account.failed), (1_600, 400));
+    assert!(report.account.balances() && report.account.outstanding == 0);
+}
+
+#[test]
+fn a_turn_has_more_than_one_message_where_they_are_quick() {
+    let notes = Notes::default();
+    let engine = Engine::builder().topology(Topology::pool(1)).turn_handler(notes.clone()).build().unwrap();
+    assert!(engine.pause("pool-0"));
+    send(&engine, (0..5_000_u32).map(|number| (1_u8, number * 10)));
+    assert!(engine.unpause("pool-0") && engine.wait_quiet(DEADLINE));
+    assert_eq!(notes.handled.lock().unwrap().len(), 5_000);
+    assert!(notes.calls.load(SeqCst) < 4_000, "{} calls", notes.calls.load(SeqCst));
+}
