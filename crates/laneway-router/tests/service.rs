@@ -417,10 +417,27 @@ async fn every_route_answers_as_it_is_described() {
     let removed = bench.call("DELETE", "/api/pools/extra?limitMillis=5000", None).await.with(200);
     check(&removed, &described("delete", "/api/pools/{code}", 200), &schemas, "remove");
     assert_eq!(bench.call("GET", "/metrics", None).await.status, 200);
+    for (name, status) in [
+        ("fast", 200),
+        ("slow", 200),
+        ("success", 200),
+        ("pending", 200),
+        ("client-error", 400),
+        ("fail", 500),
+        ("server-error", 500),
+        ("limited", 429),
+    ] {
+        let answer = bench.call("POST", &format!("/api/test/{name}?delayMillis=0"), None).await;
+        assert_eq!(answer.status, status, "{name}");
+    }
+    assert!([200, 400, 500].contains(&bench.call("POST", "/api/test/faulty", None).await.status));
+    let seen = bench.get("/api/test/stats").await;
+    check(&seen, &described("get", "/api/test/stats", 200), &schemas, "stats");
+    assert_eq!(bench.call("DELETE", "/api/test/stats", None).await.status, 204);
     let called: BTreeSet<_> = bench.called.lock().unwrap().clone();
     assert_eq!(called, operations(&document), "what was called and what is described");
     bench.service.targets().unwrap().close();
-    bench.shutdown().await;
+    let _ = bench.service.shutdown(Duration::ZERO).await;
 }
 
 fn operations(document: &Value) -> BTreeSet<(String, String)> {
@@ -862,6 +879,7 @@ async fn metrics_are_well_formed_and_say_what_the_api_says() {
         let buckets = samples.iter().filter(|(other, _)| other.split(",le=").next() == Some(family));
         assert!(buckets.count() > 10, "{name}");
     }
+    drop(stream);
     bench.shutdown().await;
 }
 

@@ -45,7 +45,7 @@ use problem::Problem;
 use route::Route;
 
 /// All routes of our own; those of the test targets are beside them.
-fn all() -> Vec<Route> {
+fn all(has_targets: bool) -> Vec<Route> {
     let mut all = Vec::new();
     all.extend(messages::routes());
     all.extend(pools::routes());
@@ -53,7 +53,7 @@ fn all() -> Vec<Route> {
     all.extend(queues::routes());
     all.extend(operating::routes());
     all.extend(metrics::routes());
-    let document = openapi::document(&all);
+    let document = openapi::document(&all, has_targets);
     all.extend(openapi::routes(document));
     all
 }
@@ -61,7 +61,7 @@ fn all() -> Vec<Route> {
 /// The whole API behind its guard.
 fn routes(service: Service) -> Router {
     let mut router = Router::new();
-    for route in all() {
+    for route in all(service.targets().is_some()) {
         router = router.route(route.path, route.handler);
     }
     let mut router = router.with_state(service.clone());
