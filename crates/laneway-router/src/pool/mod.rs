@@ -179,9 +179,13 @@ struct Core {
 /// How fast messages leave.
 #[derive(Debug)]
 struct Tempo {
+    /// So many have left since then.
     since: Instant,
     left: u32,
-    per_second: f64,
+    /// In the time before that; nothing if there was none.
+    per_second: Option<f64>,
+    /// When the last one left, or the first one came.
+    moved: Instant,
 }
 
 /// How long attempts that are under way when a pool ends may take to come back. Whoever ends it has been patient before.
@@ -309,13 +313,28 @@ impl Core {
 }
 
 impl Tempo {
+    fn new() -> Self {
+        let now = Instant::now();
+        Tempo { since: now, left: 0, per_second: None, moved: now }
+    }
+
     fn one_left(&mut self) {
         self.left += 1;
+        self.moved = Instant::now();
         let passed = self.since.elapsed().as_secs_f64();
         if passed >= 1.0 {
-            self.per_second = f64::from(self.left) / passed;
-            (self.since, self.left) = (Instant::now(), 0);
+            self.per_second = Some(f64::from(self.left) / passed);
+            (self.since, self.left) = (self.moved, 0);
         }
+    }
+
+    /// How long until there may be room, with so many here: until half of them have left, or, where nothing moves, half as long again as nothing has.
+    fn patience(&self, held: usize) -> Duration {
+        let recent = f64::from(self.left) / self.since.elapsed().as_secs_f64().max(0.001);
+        let per_second = self.per_second.unwrap_or(recent);
+        let half = if per_second > 0.0 { held as f64 / 2.0 / per_second } else { 0.0 };
+        let half = Duration::from_secs_f64(half.min(PATIENCE.1.as_secs_f64()));
+        half.max(self.moved.elapsed() / 2).clamp(PATIENCE.0, PATIENCE.1)
     }
 }
 
@@ -388,7 +407,7 @@ impl Pool {
             room,
             returns,
             routing,
-            tempo: Mutex::new(Tempo { since: Instant::now(), left: 0, per_second: 0.0 }),
+            tempo: Mutex::new(Tempo::new()),
         });
         let slots: Vec<Vec<String>> = (0..affinity)
             .map(|part| {
@@ -516,6 +535,9 @@ impl Pool {
             self.core.room.notify_waiters();
             return Err(self.refuse(held));
         }
+        if before == 0 {
+            self.core.tempo.lock().unwrap_or_else(PoisonError::into_inner).moved = Instant::now();
+        }
         if let Some(code) = &foreign {
             let mut codes = self.core.foreign.lock().unwrap_or_else(PoisonError::into_inner);
             *codes.entry(Arc::clone(code)).or_default() += 1;
@@ -537,10 +559,8 @@ impl Pool {
 
     fn refuse(&self, held: Held) -> NoRoom {
         self.core.counters.refused.fetch_add(1, Relaxed);
-        let per_second = self.core.tempo.lock().unwrap_or_else(PoisonError::into_inner).per_second;
-        let seconds = self.held() as f64 / 2.0 / per_second.max(0.01);
-        let patience = Duration::from_secs_f64(seconds.min(PATIENCE.1.as_secs_f64()));
-        NoRoom { held, patience: patience.clamp(PATIENCE.0, PATIENCE.1) }
+        let tempo = self.core.tempo.lock().unwrap_or_else(PoisonError::into_inner);
+        NoRoom { held, patience: tempo.patience(self.held()) }
     }
 
     /// Runs by other settings from now on. The number of parts cannot be changed while messages are here; the answer is then what is wrong.
