@@ -419,8 +419,7 @@ impl Router {
         self.close();
         let deadline = Instant::now() + drain;
         // First those who take in: what they have claimed is in a pool, or on its way back, when they have gone.
-        let intakes: Vec<_> =
-            self.intakes.lock().unwrap_or_else(PoisonError::into_inner).drain(..).collect();
+        let intakes: Vec<_> = self.intakes.lock().unwrap_or_else(PoisonError::into_inner).drain(..).collect();
         futures_util::future::join_all(intakes).await;
         let pools = self.inner.pools.load_full();
         futures_util::future::join_all(pools.values().map(|pool| pool.wait_quiet(deadline))).await;

@@ -201,8 +201,7 @@ impl Ledger {
             let receipts = some.iter().map(|(_, receipt)| receipt.clone()).collect();
             let answers = self.source.extend(receipts, lease).await?;
             let mut entries = self.entries();
-            for ((id, receipt), _) in
-                some.iter().zip(answers).filter(|(_, answer)| *answer == Settled::Stale)
+            for ((id, receipt), _) in some.iter().zip(answers).filter(|(_, answer)| *answer == Settled::Stale)
             {
                 // One that is being settled, or has come again meanwhile, is not lost.
                 let entry = entries.held.get_mut(id);

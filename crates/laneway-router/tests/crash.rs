@@ -199,7 +199,11 @@ impl Target {
         Under { target: self, key }
     }
 
-    async fn handle(&self, life: u64, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+    async fn handle(
+        &self,
+        life: u64,
+        request: Request<Incoming>,
+    ) -> Result<Response<Full<Bytes>>, Infallible> {
         let answer = |status| Ok(Response::builder().status(status).body(Full::default()).unwrap());
         let Ok(body) = request.into_body().collect().await else { return answer(400) };
         let body: serde_json::Value = serde_json::from_slice(&body.to_bytes()).expect("our own payload");
@@ -213,8 +217,8 @@ impl Target {
         tokio::time::sleep(Duration::from_millis(pause)).await;
         match fate {
             0..2 => {
-                // Never answers: the caller gives up.
-                tokio::time::sleep(TIMEOUT * 10).await;
+                // Answers when the caller has long given up.
+                tokio::time::sleep(TIMEOUT * 2).await;
                 return answer(504);
             }
             2..80 => return answer(500),
@@ -281,7 +285,8 @@ impl Publisher {
                 self.next[group] += 1;
             }
         }
-        let line: Vec<String> = self.unsure.iter().map(|(group, number)| self.json(*group, *number)).collect();
+        let line: Vec<String> =
+            self.unsure.iter().map(|(group, number)| self.json(*group, *number)).collect();
         let acknowledged = life.ask(&line.join("\t")).as_deref() == Some("ok");
         if acknowledged {
             self.unsure.clear();
@@ -354,8 +359,12 @@ fn finish(publisher: &mut Publisher, file: &Path, target: &Target) {
         publisher.publish(&mut life);
     }
     let begin = Instant::now();
-    while life.ask("depth").as_deref() != Some("depth 0 0") {
-        assert!(begin.elapsed() < DEADLINE, "the queue does not drain");
+    loop {
+        let depth = life.ask("depth");
+        if depth.as_deref() == Some("depth 0 0") {
+            break;
+        }
+        assert!(begin.elapsed() < DEADLINE, "the queue does not drain: {depth:?}");
         std::thread::sleep(Duration::from_millis(20)); // paced: the queue is asked until it is empty
     }
     drop(life);

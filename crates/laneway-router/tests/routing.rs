@@ -119,13 +119,8 @@ async fn the_rate_of_a_pool_does_not_burst_even_after_a_rest() {
         rig.publish(name, 2).await;
     }
     rig.drained().await;
-    let starts: Vec<Instant> = rig
-        .log
-        .events()
-        .iter()
-        .filter(|event| event.what == What::Began)
-        .map(|event| event.at)
-        .collect();
+    let starts: Vec<Instant> =
+        rig.log.events().iter().filter(|event| event.what == What::Began).map(|event| event.at).collect();
     assert_eq!(starts.len(), 25);
     let closest = starts.windows(2).map(|pair| pair[1] - pair[0]).min().unwrap();
     assert!(closest >= millis(95), "{closest:?} apart");
@@ -183,8 +178,7 @@ async fn the_rate_of_a_group_is_its_own() {
 /// A group that has to wait for its own rate takes nothing of the pool's.
 #[tokio::test(start_paused = true)]
 async fn a_pool_reaches_its_rate_although_its_groups_have_rates() {
-    let pool =
-        PoolSettings { rate_per_second: Some(10.0), group_rate_per_second: Some(1.0), ..roomy() };
+    let pool = PoolSettings { rate_per_second: Some(10.0), group_rate_per_second: Some(1.0), ..roomy() };
     let rig = Rig::new(pool, takes(millis(5)));
     let names: Vec<String> = (0..20).map(|group| format!("g{group}")).collect();
     for name in &names {
@@ -213,6 +207,24 @@ async fn a_group_has_its_share_of_the_pool_and_the_others_get_in() {
     gate.open_for_good();
     rig.drained().await;
     rig.verify(&[("hot", 50), ("cold", 2)]);
+}
+
+/// What does not fit comes again when there is room, and not half a minute later because the pool is too young to know how fast it is.
+#[tokio::test(start_paused = true)]
+async fn a_group_that_was_refused_comes_again_soon() {
+    let pool = PoolSettings { capacity: 50, group_capacity: 5, ..roomy() };
+    let rig = Rig::new(pool, takes(millis(10)));
+    for _ in 0..2 {
+        rig.publish("a", 100).await;
+        let begin = Instant::now();
+        if rig.log.all_done() == 0 {
+            rig.read();
+        }
+        rig.drained().await;
+        assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+        tokio::time::sleep(Duration::from_secs(600)).await; // paced: the pool rests
+    }
+    rig.verify(&[("a", 200)]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -292,7 +304,8 @@ async fn priorities_go_first_and_never_reorder_a_group() {
     rig.publish("first", 1).await;
     rig.read();
     rig.until("the slot is taken", |rig| rig.log.running() == 1).await;
-    for (group, priority) in [("low", Priority::Low), ("normal", Priority::Normal), ("high", Priority::High)] {
+    for (group, priority) in [("low", Priority::Low), ("normal", Priority::Normal), ("high", Priority::High)]
+    {
         rig.publish_to("", group, 1, |message| message.priority = priority).await;
     }
     // One group with all of them, the most urgent last.

@@ -239,10 +239,7 @@ async fn an_answer_that_is_lost_repeats_no_delivery() {
     rig.read();
     rig.drained().await;
     rig.verify(&[("a", 10)]);
-    rig.until("the ledger is empty", |rig| {
-        rig.router.held() == 0 && rig.depth().leased == 0
-    })
-    .await;
+    rig.until("the ledger is empty", |rig| rig.router.held() == 0 && rig.depth().leased == 0).await;
 }
 
 #[tokio::test(start_paused = true)]

