@@ -2,7 +2,8 @@
 //!
 //! Most lines are seeded random [simulations](simulate): plans of messages, verdicts, delays, copies, lost leases and answers, and changes of
 //! pools, in virtual time, with the contract checked at every call and at the end. A failure prints its seed; `LANEWAY_SEED=n` runs that one
-//! alone. The plan is the same for the same seed; how tasks interleave within one instant is tokio's choice.
+//! alone, `LANEWAY_SEEDS=n` runs so many of each. The plan is the same for the same seed; how tasks interleave within one instant is tokio's
+//! choice. `on_threads` runs in real time on several threads, where intake, attempts and changes really meet.
 //!
 //! Lines about a broker that is not built yet (NATS, a shared Postgres) are tested at the source trait, with the embedded queue and the faults
 //! of `rig/`: what the router must do right is the same. The promises of a source itself have their lines in `source/conformance.rs`.
@@ -53,9 +54,10 @@ struct Weather {
 
 /// The seeds of a simulation: a few, or the one that was asked for.
 fn seeds(line: u64) -> Vec<u64> {
-    match std::env::var("LANEWAY_SEED").ok().and_then(|seed| seed.parse().ok()) {
+    let number = |name| std::env::var(name).ok().and_then(|number| number.parse().ok());
+    match number("LANEWAY_SEED") {
         Some(seed) => vec![seed],
-        None => (0..6).map(|run| line * 1_000 + run).collect(),
+        None => (0..number("LANEWAY_SEEDS").unwrap_or(6)).map(|run| line * 100_000 + run).collect(),
     }
 }
 
@@ -606,6 +608,18 @@ async fn other_everything_at_once() {
     simulate(41, Weather { tight: true, ..storm }).await;
     let back = Some(Exhausted::GiveBack(millis(150)));
     simulate(42, Weather { exhausted: back, tight: true, ..storm }).await;
+}
+
+/// In real time on several threads: pools come and go, groups go back, and messages are refused, while others are just being taken in.
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn other_everything_at_once_on_threads() {
+    let back = Some(Exhausted::GiveBack(millis(20)));
+    let storm =
+        Weather { fails: 30, settles: 10, changes: 60, tight: true, exhausted: back, ..Weather::default() };
+    for seed in seeds(43).into_iter().take(2) {
+        eprintln!("seed {seed}");
+        simulate_once(seed, storm).await;
+    }
 }
 
 /// "Rate-wait churn": a group that waits for its rate is looked at when its time comes, and not before.

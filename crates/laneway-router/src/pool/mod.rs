@@ -318,6 +318,12 @@ impl Tempo {
         Tempo { since: now, left: 0, per_second: None, moved: now }
     }
 
+    /// The pool was empty until now: that time tells nothing.
+    fn first_came(&mut self) {
+        let now = Instant::now();
+        (self.since, self.left, self.moved) = (now, 0, now);
+    }
+
     fn one_left(&mut self) {
         self.left += 1;
         self.moved = Instant::now();
@@ -536,7 +542,7 @@ impl Pool {
             return Err(self.refuse(held));
         }
         if before == 0 {
-            self.core.tempo.lock().unwrap_or_else(PoisonError::into_inner).moved = Instant::now();
+            self.core.tempo.lock().unwrap_or_else(PoisonError::into_inner).first_came();
         }
         if let Some(code) = &foreign {
             let mut codes = self.core.foreign.lock().unwrap_or_else(PoisonError::into_inner);
@@ -675,10 +681,25 @@ impl Pool {
         }
     }
 
+    /// Waits until no attempt is under way, or the time is up.
+    async fn wait_for_attempts(&self, deadline: Instant) {
+        let is_busy = || self.handle.snapshot().dispatchers.iter().any(|part| part.in_flight > 0);
+        while is_busy() && Instant::now() < deadline {
+            // An attempt that failed ends without a message leaving, so this looks again now and then.
+            let next = deadline.min(Instant::now() + LOOK);
+            let _ = tokio::time::timeout_at(next, self.core.room.notified()).await;
+        }
+    }
+
     /// Ends the pool: no more attempts begin, those under way have [`GRACE`], and the rest goes back to its source.
     pub(crate) async fn end(&self) -> Ended {
         let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(engine) = engine else { return Ended::default() };
+        self.handle.close();
+        for part in self.parts() {
+            self.handle.pause(&part);
+        }
+        self.wait_for_attempts(Instant::now() + GRACE).await;
         let ended = tokio::task::spawn_blocking(move || engine.shutdown(Duration::ZERO)).await;
         // It keeps the engine alive, and has nothing to give back any more.
         self.returning.abort();
@@ -727,7 +748,8 @@ fn build(core: &Arc<Core>, slots: &[Vec<String>]) -> Engine<GroupKey, Job> {
         .overflow(Overflow::Reject)
         // A group gives way after every message: its next one may be a minute's work.
         .batch_max(1)
-        .shutdown_grace(GRACE)
+        // It was waited for before: here a thread would have to.
+        .shutdown_grace(LOOK)
         // A call of a target takes a thousand times as long as timing it.
         .latency_sampling(1)
         // The pool counts attempts itself, by settings that may change; the engine must not stop before it.
