@@ -1,6 +1,6 @@
 //! Every delivery that the router takes is settled at its source exactly once, whatever happens in between.
 //!
-//! The intake gets a [`Held`] for each delivery from the [`Ledger`] of its source and puts it into the pool; whoever is done with the message
+//! The intake gets a `Held` for each delivery from the `Ledger` of its source and puts it into the pool; whoever is done with the message
 //! says what is to become of it. A `Held` that is dropped without a word (a panic, a pool that is torn down) gives the delivery back.
 //!
 //! # The life of an entry
@@ -13,8 +13,11 @@
 //!
 //! Giving back takes time, and until the source knows, it may hand out the next message of the same group. Such a message must not be taken, or
 //! it would overtake. So the ledger remembers the groups that have something on its way back, and the intake gives those back, too.
+//!
+//! A claim that is under way may have picked such a message before the source knew, and come back after it did. So a claim begins only when nothing is
+//! on its way back ([`Ledger::begin_claim`]), and what has gone back since then is remembered until the next one begins.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -38,6 +41,8 @@ pub(crate) struct Ledger {
     queue: mpsc::UnboundedSender<Settlement>,
     /// Told whenever the last entry goes.
     empty: Notify,
+    /// Told whenever nothing is on its way back any more.
+    returned: Notify,
     /// Settlements that came too late.
     stale: AtomicU64,
     /// Copies that were swallowed.
@@ -51,6 +56,15 @@ struct Entries {
     receipts: HashMap<DeliveryId, Receipt, foldhash::fast::RandomState>,
     /// How many of a group are on their way back.
     returning: HashMap<Arc<str>, usize>,
+    /// Groups of which something has gone back since the claim began that is under way.
+    gone_back: HashSet<Arc<str>>,
+}
+
+impl Entries {
+    fn goes_back(&mut self, group: &Arc<str>) {
+        *self.returning.entry(Arc::clone(group)).or_default() += 1;
+        self.gone_back.insert(Arc::clone(group));
+    }
 }
 
 struct Settlement {
@@ -68,6 +82,7 @@ impl Ledger {
             entries: Mutex::default(),
             queue,
             empty: Notify::new(),
+            returned: Notify::new(),
             stale: AtomicU64::new(0),
             copies: AtomicU64::new(0),
             forgotten: AtomicU64::new(0),
@@ -89,14 +104,30 @@ impl Ledger {
         Some(Held { ledger: Arc::clone(self), id: delivery.id, group, settled: false })
     }
 
-    /// Whether something of this group is on its way back.
+    /// Waits until nothing is on its way back, and from then on remembers what goes.
+    pub(crate) async fn begin_claim(&self) {
+        loop {
+            let returned = self.returned.notified();
+            {
+                let mut entries = self.entries();
+                if entries.returning.is_empty() {
+                    entries.gone_back.clear();
+                    return;
+                }
+            }
+            returned.await;
+        }
+    }
+
+    /// Whether something of this group is on its way back, or has gone back since the last claim began.
     pub(crate) fn is_returning(&self, group: &str) -> bool {
-        self.entries().returning.contains_key(group)
+        let entries = self.entries();
+        entries.returning.contains_key(group) || entries.gone_back.contains(group)
     }
 
     /// Keeps further messages of a group from being taken until the answer is dropped.
     pub(crate) fn bar(self: &Arc<Self>, group: &Arc<str>) -> Barred {
-        *self.entries().returning.entry(Arc::clone(group)).or_default() += 1;
+        self.entries().goes_back(group);
         Barred { ledger: Arc::clone(self), group: Arc::clone(group) }
     }
 
@@ -107,6 +138,9 @@ impl Ledger {
             if *count == 0 {
                 entries.returning.remove(group);
             }
+        }
+        if entries.returning.is_empty() {
+            self.returned.notify_waiters();
         }
     }
 
@@ -226,7 +260,7 @@ impl Held {
         self.settled = true;
         let group = self.group.take();
         if let (Disposal::GiveBack { .. }, Some(group)) = (&disposal, &group) {
-            *self.ledger.entries().returning.entry(Arc::clone(group)).or_default() += 1;
+            self.ledger.entries().goes_back(group);
         }
         // Nobody listens only when the router is gone; then the lease will run out.
         let _ = self.ledger.queue.send(Settlement { id: self.id, group, disposal });
