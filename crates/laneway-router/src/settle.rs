@@ -15,7 +15,7 @@
 //! it would overtake. So the ledger remembers the groups that have something on its way back, and the intake gives those back, too.
 //!
 //! A claim that is under way may have picked such a message before the source knew, and come back after it did. So a claim begins only when nothing is
-//! on its way back ([`Ledger::begin_claim`]), and what has gone back since then is remembered until the next one begins.
+//! on its way back (`Ledger::begin_claim`), and what has gone back since then is remembered until the next one begins.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
