@@ -515,6 +515,10 @@ async fn take_in(inner: Arc<Inner>, feed: Arc<Feed>) {
             }
             continue;
         }
+        tokio::select! {
+            () = feed.ledger.begin_claim() => {}
+            _ = closing.changed() => break,
+        }
         let wants = Wants { most: room.min(CLAIM), wait: CLAIM_WAIT, lease: feed.settings.lease };
         feed.ledger.begin_claim();
         let claimed = tokio::select! {

@@ -1,6 +1,6 @@
 //! Every delivery that the router takes is settled at its source exactly once, whatever happens in between.
 //!
-//! The intake gets a [`Held`] for each delivery from the [`Ledger`] of its source and puts it into the pool; whoever is done with the message
+//! The intake gets a `Held` for each delivery from the `Ledger` of its source and puts it into the pool; whoever is done with the message
 //! says what is to become of it. A `Held` that is dropped without a word (a panic, a pool that is torn down) gives the delivery back.
 //!
 //! # The life of an entry

@@ -302,6 +302,18 @@ async fn seeding_reaches_the_test_targets_in_order() {
     bench.shutdown().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_group_larger_than_its_share_of_the_pool_goes_through_without_long_pauses() {
+    let bench = Bench::new("").await;
+    let path = "/api/seed/messages?count=1500&endpoint=success&messageGroupMode=single";
+    bench.call("POST", path, None).await.with(202);
+    let pool = bench.until("/api/pools/DEFAULT-POOL", |pool| pool["counts"]["succeeded"] == 1_500).await;
+    assert_eq!(pool["counts"]["failed"], 0);
+    let stats = bench.get("/api/test/stats").await;
+    assert_eq!((&stats["orderHeld"], &stats["repeated"]), (&json!(true), &json!(0)), "{stats}");
+    bench.shutdown().await;
+}
+
 // ── every route, and its description ──────────────────────────────────────────────────────────────────────────────────
 
 /// Whether a value is as a schema says. Knows what `schemas.json` uses of JSON Schema.
@@ -780,7 +792,8 @@ async fn a_shutdown_does_not_wait_for_what_is_parked_or_paused() {
     assert!(farewell.router.settled && farewell.router.given_back == 2, "{farewell:?}");
     let again = Bench::at(bench.folder).await;
     again.until("/api/sources", |sources| sources[0]["claimed"] == 2).await;
-    again.shutdown().await;
+    // Their target was at the old port: they would be tried in vain until the time is up.
+    let _ = again.service.shutdown(Duration::ZERO).await;
 }
 
 // ── metrics ───────────────────────────────────────────────────────────────────────────────────────────────────────────

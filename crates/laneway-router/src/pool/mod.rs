@@ -1,6 +1,6 @@
 //! A pool: an engine of its own whose lanes are message groups and whose slots call targets.
 //!
-//! The intake (`router.rs`) hands [`Job`]s in; the pool's handler hands each to the mediator, turns the verdict into an outcome of the lane, and
+//! The intake (`router.rs`) hands `Job`s in; the pool's handler hands each to the mediator, turns the verdict into an outcome of the lane, and
 //! settles the delivery when its fate is known. What waits here is plain data in the engine's lanes: there are as many tasks as slots.
 //!
 //! # What a verdict becomes
