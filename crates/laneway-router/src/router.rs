@@ -86,9 +86,6 @@ pub enum RouterError {
     /// It is on its way out.
     #[error("the pool {0:?} is draining")]
     Draining(String),
-    /// It has not opened yet.
-    #[error("the pool {0:?} waits until {DEFAULT_POOL} has delivered what it took in its stead")]
-    Waiting(String),
     /// Settings that cannot be.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     BadSettings(Vec<BadSetting>),
@@ -514,10 +511,6 @@ async fn take_in(inner: Arc<Inner>, feed: Arc<Feed>) {
                 _ = closing.changed() => {}
             }
             continue;
-        }
-        tokio::select! {
-            () = feed.ledger.begin_claim() => {}
-            _ = closing.changed() => break,
         }
         let wants = Wants { most: room.min(CLAIM), wait: CLAIM_WAIT, lease: feed.settings.lease };
         feed.ledger.begin_claim();

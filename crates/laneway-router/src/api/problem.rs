@@ -102,7 +102,6 @@ impl From<RouterError> for Problem {
             RouterError::PoolExists(_)
             | RouterError::TooManyPools
             | RouterError::DefaultPool
-            | RouterError::Waiting(_)
             | RouterError::Draining(_) => Problem::conflict(detail),
         }
     }
