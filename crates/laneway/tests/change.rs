@@ -769,3 +769,25 @@ fn changes_from_several_threads_take_turns() {
     assert_eq!(changes.load(Relaxed), 120);
     load.verify(&engine, &witness);
 }
+
+/// All of a change, or nothing of it.
+#[test]
+fn many_workers_come_and_go_in_one_change() {
+    let witness = Witness::new();
+    let engine = testify(Topology::pool(2), &witness);
+    let names = |engine: &Engine<u64, u64>| -> Vec<String> {
+        engine.snapshot().workers.iter().map(|worker| worker.name.clone()).collect()
+    };
+    let add: Vec<_> = (0..500).map(|number| (format!("more-{number}"), "pool-0".to_owned())).collect();
+    engine.change_workers(&add, &["pool-0/0".to_owned(), "pool-0/1".to_owned()]).unwrap();
+    assert_eq!(names(&engine), add.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>());
+    send(&engine, (0..1_000).map(|number| (number % 50, number / 50)));
+    let unknown = engine.change_workers(&[], &["more-3".to_owned(), "nobody".to_owned()]);
+    assert!(matches!(unknown, Err(ChangeError::Unknown { what: "worker", .. })), "{unknown:?}");
+    let unserved: Vec<_> = add.iter().map(|(name, _)| name.clone()).collect();
+    assert!(matches!(engine.change_workers(&[], &unserved), Err(ChangeError::Invalid(_))));
+    assert_eq!(names(&engine).len(), 500, "nothing of it was done");
+    engine.change_workers(&[], &unserved[1..]).unwrap();
+    assert!(engine.wait_quiet(DEADLINE) && engine.is_quiet());
+    witness.verify((0..50).map(|key| (key, 20)));
+}
