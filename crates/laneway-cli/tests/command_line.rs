@@ -18,7 +18,9 @@ fn stderr(output: &Output) -> &str {
 fn help_tells_what_it_is_for_with_examples_and_exit_codes() {
     let output = laneway(&["--help"]);
     assert_eq!(output.status.code(), Some(0));
-    for part in ["In order per key", "Examples:", "laneway demo", "Exit codes:", "130"] {
+    for part in
+        ["In order per key", "Examples:", "laneway serve --demo", "Exit codes:", "no service answers", "130"]
+    {
         assert!(stdout(&output).contains(part), "{part} is missing in\n{}", stdout(&output));
     }
     assert!(output.stderr.is_empty());
@@ -26,7 +28,34 @@ fn help_tells_what_it_is_for_with_examples_and_exit_codes() {
 
 #[test]
 fn every_verb_has_help() {
-    for verb in [&["demo", "--help"][..], &["bench", "--help"], &["bench", "engine", "--help"]] {
+    let verbs: [&[&str]; 24] = [
+        &["serve"],
+        &["send"],
+        &["seed"],
+        &["lanes"],
+        &["explain"],
+        &["park"],
+        &["resume"],
+        &["skip"],
+        &["pools"],
+        &["pools", "set"],
+        &["pools", "pause"],
+        &["pools", "remove"],
+        &["dead-letters"],
+        &["dead-letters", "list"],
+        &["dead-letters", "redrive"],
+        &["dead-letters", "purge"],
+        &["top"],
+        &["config"],
+        &["config", "check"],
+        &["config", "show"],
+        &["config", "reference"],
+        &["demo"],
+        &["bench"],
+        &["bench", "engine"],
+    ];
+    for verb in verbs {
+        let verb = &[verb, &["--help"]].concat()[..];
         let output = laneway(verb);
         assert_eq!(output.status.code(), Some(0), "{verb:?}");
         assert!(stdout(&output).contains("Usage: laneway"), "{verb:?}");
@@ -42,13 +71,21 @@ fn version_is_the_package_s() {
 
 #[test]
 fn what_is_not_understood_is_a_mistake_of_usage() {
-    let mistakes: [&[&str]; 6] = [
+    let mistakes: [&[&str]; 14] = [
         &[],
         &["no-such-verb"],
         &["--no-such-flag"],
         &["demo", "--keys", "many"],
         &["demo", "--keys", "0"],
         &["demo", "--workers", "0"],
+        &["explain"],
+        &["send", "--count", "0"],
+        &["send", "--from", "-", "--group", "g"],
+        &["pools", "set", "orders"],
+        &["pools", "set", "orders", "concurrency"],
+        &["dead-letters", "redrive"],
+        &["serve", "--demo", "--config", "laneway.conf"],
+        &["lanes", "--url", "nonsense"],
     ];
     for mistake in mistakes {
         let output = laneway(mistake);

@@ -151,6 +151,8 @@ struct Watched {
     highest: u64,
     /// The highest sequence that was answered with a success.
     succeeded: Option<u64>,
+    /// How many sequences were, each counted once.
+    delivered: u64,
     /// Calls that have no answer yet, by sequence.
     in_flight: Vec<u64>,
     out_of_order: u64,
@@ -219,6 +221,11 @@ impl TestTargets {
         }
         stats.order_held = stats.out_of_order == 0 && stats.overlapping == 0;
         stats
+    }
+
+    /// What was seen of one key, if anything was.
+    pub fn key(&self, key: &str) -> Option<KeyStats> {
+        lock(self.shard(key)).get(key).map(|watched| watched.stats(key))
     }
 
     /// Begins to count anew. Calls that have no answer yet are forgotten by key, and end where they were counted.
@@ -350,7 +357,21 @@ impl Watched {
             self.in_flight.swap_remove(place);
         }
         if succeeded {
+            self.delivered += u64::from(self.succeeded < Some(sequence));
             self.succeeded = self.succeeded.max(Some(sequence));
+        }
+    }
+
+    fn stats(&self, key: &str) -> KeyStats {
+        KeyStats {
+            key: key.to_owned(),
+            calls: self.calls,
+            delivered: self.delivered,
+            latest_delivered: self.succeeded,
+            highest_sequence: self.highest,
+            out_of_order: self.out_of_order,
+            repeated: self.repeated,
+            overlapping: self.overlapping,
         }
     }
 }
@@ -399,14 +420,7 @@ impl Stats {
         self.overlapping += watched.overlapping;
         let is_suspect = watched.out_of_order + watched.overlapping > 0;
         if is_suspect && self.suspects.len() < SUSPECTS_MAX {
-            self.suspects.push(KeyStats {
-                key: key.to_owned(),
-                calls: watched.calls,
-                highest_sequence: watched.highest,
-                out_of_order: watched.out_of_order,
-                repeated: watched.repeated,
-                overlapping: watched.overlapping,
-            });
+            self.suspects.push(watched.stats(key));
         }
     }
 }
@@ -433,6 +447,10 @@ pub struct KeyStats {
     pub key: String,
     /// How many calls it had.
     pub calls: u64,
+    /// How many of its sequences were answered with a success, each counted once as long as they come in order.
+    pub delivered: u64,
+    /// The highest of those.
+    pub latest_delivered: Option<u64>,
     /// The highest sequence among them.
     pub highest_sequence: u64,
     /// See [`Stats::out_of_order`].

@@ -119,6 +119,13 @@ async fn stats_tell_whether_order_held() {
     let stats = bench.targets.stats();
     assert!(stats.order_held);
     assert_eq!((stats.keys, stats.repeated, stats.suspects.len()), (1, 1, 0));
+    let key = bench.targets.key("an ordered key: ü").expect("it was called");
+    assert_eq!(
+        (key.calls, key.delivered, key.latest_delivered),
+        (4, 3, Some(5)),
+        "a repetition is not delivered twice"
+    );
+    assert_eq!(bench.targets.key("another"), None);
     for sequence in [4, 3] {
         bench.call("success", "a key, backwards", sequence).await;
     }

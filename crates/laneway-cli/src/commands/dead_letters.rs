@@ -1,0 +1,111 @@
+//! `laneway dead-letters`: the messages that were given up, and what becomes of them.
+
+use clap::{Subcommand, value_parser};
+use serde_json::{Value, json};
+
+use crate::client::{Service, part};
+use crate::exit::Failure;
+use crate::table::{self, Column, count, field};
+
+/// What `laneway dead-letters` can be told.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  laneway dead-letters                      the oldest hundred
+  laneway dead-letters list --after 4711    those behind that sequence
+  laneway dead-letters redrive 41 43        let these two come again
+  laneway dead-letters redrive --all        let all come again, oldest first
+  laneway dead-letters purge --yes          forget them for good")]
+pub(crate) struct Options {
+    #[command(subcommand)]
+    what: Option<What>,
+    /// The queue that they came from
+    #[arg(long, global = true, value_name = "NAME", default_value = "default")]
+    queue: String,
+    #[command(flatten)]
+    service: Service,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Show them, oldest first (what `dead-letters` alone does)
+    List {
+        /// Only those behind this sequence
+        #[arg(long, value_name = "SEQUENCE", default_value_t = 0)]
+        after: u64,
+        /// How many, at most
+        #[arg(long, value_name = "N", default_value_t = 100, value_parser = value_parser!(u32).range(1..=1_000))]
+        most: u32,
+    },
+    /// Let them come again, behind what their groups have waiting
+    Redrive {
+        /// Which ones, by sequence
+        #[arg(value_name = "SEQUENCE", required_unless_present = "all", conflicts_with = "all")]
+        sequences: Vec<u64>,
+        /// All of them, oldest first
+        #[arg(long)]
+        all: bool,
+        /// How many, at most
+        #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = value_parser!(u32).range(1..))]
+        most: u32,
+    },
+    /// Forget all of them, for good
+    Purge {
+        /// I am sure
+        #[arg(long, required = true)]
+        yes: bool,
+    },
+}
+
+const COLUMNS: [Column; 6] = [
+    (">sequence", |letter| letter["sequence"].to_string()),
+    ("id", |letter| field(letter, "id")),
+    ("group", |letter| field(letter, "group")),
+    (">attempts", |letter| field(letter, "attempts")),
+    ("at", |letter| field(letter, "at")),
+    ("reason", |letter| field(letter, "reason")),
+];
+
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let Options { what, queue, service } = options;
+    match what {
+        None => list(service, queue, 0, 100),
+        Some(What::List { after, most }) => list(service, queue, *after, *most),
+        Some(What::Redrive { sequences, all, most }) => {
+            redrive(service, queue, (!all).then_some(sequences), *most)
+        }
+        // Clap has seen to it that `yes` was typed.
+        Some(What::Purge { yes: _ }) => purge(service, queue),
+    }
+}
+
+fn list(service: &Service, queue: &str, after: u64, most: u32) -> Result<(), Failure> {
+    let path = format!("/api/dead-letters?queue={}&after={after}&most={most}", part(queue));
+    let letters = service.connect()?.get(&path)?;
+    table::print(service.json, &letters, &COLUMNS, "there are no dead letters")?;
+    let shown = letters.as_array().map_or(0, Vec::len);
+    if shown == most as usize
+        && let Some(last) = letters[shown - 1]["sequence"].as_u64()
+    {
+        eprintln!("\nthere may be more: --after {last}");
+    }
+    Ok(())
+}
+
+fn redrive(service: &Service, queue: &str, which: Option<&Vec<u64>>, most: u32) -> Result<(), Failure> {
+    let body = json!({"queue": queue, "sequences": which, "most": most});
+    let answer = service.connect()?.post("/api/dead-letters/redrive", Some(&body))?;
+    tell(service.json, &answer, "redriven", |number| format!("{} will come again", count(number, "message")))
+}
+
+fn purge(service: &Service, queue: &str) -> Result<(), Failure> {
+    let answer = service.connect()?.delete(&format!("/api/dead-letters?queue={}", part(queue)))?;
+    tell(service.json, &answer, "purged", |number| format!("{} forgotten", count(number, "message")))
+}
+
+fn tell(json: bool, answer: &Value, number: &str, words: impl Fn(u64) -> String) -> Result<(), Failure> {
+    if json {
+        return Ok(table::lines(std::slice::from_ref(answer))?);
+    }
+    eprintln!("{}", words(answer[number].as_u64().unwrap_or(0)));
+    Ok(())
+}

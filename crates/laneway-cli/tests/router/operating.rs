@@ -1,0 +1,237 @@
+//! The verbs that speak to a service, against a real one: what they do, what they print, and how they fail.
+
+use crate::running::{Running, run};
+use serde_json::{Value, json};
+
+#[test]
+fn what_is_sent_is_delivered() {
+    let service = Running::start(&[]);
+    let target = format!("{}/api/test/success", service.url);
+    let sent =
+        service.tell(&["send", "--group", "order-7", "--target", &target, "--count", "3", "--id", "m"]);
+    let ids: Vec<&Value> = sent.iter().map(|message| &message["id"]).collect();
+    assert_eq!(ids, ["m-1", "m-2", "m-3"]);
+    let sequences: Vec<u64> = sent.iter().filter_map(|message| message["sequence"].as_u64()).collect();
+    assert!(sequences.is_sorted() && sequences.len() == 3, "{sent:?}");
+    service.delivered("DEFAULT-POOL", 3);
+    let answer = service.ask(&["send", "--payload", "{\"state\": \"paid\"}"]);
+    assert_eq!(answer.code, 0, "{}", answer.stderr);
+    assert!(answer.stderr.contains("accepted cli-") && answer.stdout.is_empty(), "{}", answer.stderr);
+    service.delivered("DEFAULT-POOL", 4);
+}
+
+#[test]
+fn payloads_come_from_files_and_pipes_and_must_be_json() {
+    let service = Running::start(&[]);
+    let file = service.folder.path().join("order.json");
+    std::fs::write(&file, "{\"state\": \"paid\"}\n").expect("written");
+    let file = format!("@{}", file.display());
+    assert_eq!(service.ask(&["send", "--payload", &file]).code, 0);
+    assert_eq!(service.ask_with("[1, 2]", &["send", "--payload", "-"]).code, 0);
+    service.delivered("DEFAULT-POOL", 2);
+    let answer = service.ask(&["send", "--payload", "{state: paid}"]);
+    assert_eq!(answer.code, 2, "{}", answer.stderr);
+    assert!(answer.stderr.contains("is not JSON"), "{}", answer.stderr);
+    assert_eq!(service.ask(&["send", "--payload", "@no-such-file"]).code, 1);
+}
+
+#[test]
+fn lines_are_sent_in_batches_once_per_key() {
+    let service = Running::start(&[]);
+    let line = |number: u32| {
+        json!({"id": format!("m-{number}"), "poolCode": "", "messageGroupId": format!("g-{}", number % 7),
+               "mediationType": "SIMULATED", "mediationTarget": "1ms"})
+    };
+    let lines: Vec<String> = (0..1200).map(|number| line(number).to_string()).collect();
+    let lines = lines.join("\n");
+    let send = ["send", "--from", "-", "--idempotency-key", "once"];
+    let answer = service.ask_with(&lines, &send);
+    assert_eq!(answer.code, 0, "{}", answer.stderr);
+    assert!(answer.stderr.contains("accepted 1,200 messages"), "{}", answer.stderr);
+    let answer = service.ask_with(&lines, &send);
+    assert!(answer.stderr.contains("accepted 0 messages"), "{}", answer.stderr);
+    assert!(answer.stderr.contains("1,200 had been sent before"), "{}", answer.stderr);
+    service.delivered("DEFAULT-POOL", 1200);
+}
+
+#[test]
+fn lines_that_are_wrong_are_named() {
+    let service = Running::start(&[]);
+    let answer = service.ask_with("{\"id\": \"m\"}\nnonsense\n", &["send", "--from", "-"]);
+    assert_eq!(answer.code, 1, "{}", answer.stderr);
+    assert!(answer.stderr.contains("line 2 is not a JSON object"), "{}", answer.stderr);
+    let answer = service.ask_with("\n{\"id\": \"m\"}\n", &["send", "--from", "-"]);
+    assert_eq!(answer.code, 4, "{}", answer.stderr);
+    assert!(
+        answer.stderr.contains("lines 2 to 2") && answer.stderr.contains("poolCode"),
+        "{}",
+        answer.stderr
+    );
+}
+
+#[test]
+fn seeded_messages_reach_the_test_targets() {
+    let service = Running::start(&[]);
+    let seed = ["seed", "--count", "16", "--endpoint", "success", "--groups", "1of8"];
+    assert_eq!(service.tell(&seed)[0]["seeded"], 16);
+    service.delivered("DEFAULT-POOL", 16);
+    let answer = service.ask(&["seed", "--endpoint", "no-such-target"]);
+    assert_eq!(answer.code, 4, "{}", answer.stderr);
+    assert!(answer.stderr.contains("no-such-target"), "{}", answer.stderr);
+}
+
+/// Three messages of the group `g` in the paused pool `orders`.
+fn with_three_waiting() -> Running {
+    let service = Running::start(&[]);
+    let pool = service.tell(&["pools", "set", "orders", "concurrency=2", "attempts=1"]);
+    assert_eq!((&pool[0]["code"], &pool[0]["concurrency"]), (&json!("orders"), &json!(2)));
+    service
+        .until(&["pools"], |pools| pools.iter().any(|one| one["code"] == "orders" && one["state"] == "open"));
+    service.tell(&["pools", "pause", "orders"]);
+    service.tell(&["send", "--group", "g", "--pool", "orders", "--count", "3", "--target", "SIMULATED 1ms"]);
+    service.until(&["lanes"], |lanes| lanes == [json!({"pool": "orders", "group": "g", "depth": 3})]);
+    service
+}
+
+#[test]
+fn a_group_is_explained_parked_skipped_and_resumed() {
+    let service = with_three_waiting();
+    assert_eq!(service.tell(&["explain", "g"])[0]["state"], "poolPaused");
+    assert_eq!(service.tell(&["lanes", "--pool", "DEFAULT-POOL"]), Vec::<Value>::new());
+    let answer = service.ask(&["park", "g", "--why", "the warehouse moves"]);
+    assert_eq!(answer.code, 0, "{}", answer.stderr);
+    assert!(answer.stderr.contains("g is parked in orders"), "{}", answer.stderr);
+    service.tell(&["pools", "resume", "orders"]);
+    let answer = service.ask(&["explain", "g"]);
+    assert!(answer.stdout.starts_with("g in orders: 3 messages; parked"), "{}", answer.stdout);
+    assert!(answer.stdout.contains("the warehouse moves"), "{}", answer.stdout);
+    service.tell(&["skip", "g"]);
+    let letters = service.until(&["dead-letters"], |letters| letters.len() == 1);
+    assert_eq!(letters[0]["group"], "g");
+    service.tell(&["resume", "g", "--pool", "orders"]);
+    service.delivered("orders", 2);
+
+    let sequence = letters[0]["sequence"].to_string();
+    assert_eq!(service.tell(&["dead-letters", "redrive", &sequence]), [json!({"redriven": 1})]);
+    service.delivered("orders", 3);
+    assert_eq!(service.tell(&["dead-letters", "list"]), Vec::<Value>::new());
+    let answer = service.ask(&["explain", "g"]);
+    assert!(answer.stdout.contains("no message of this group is waiting"), "{}", answer.stdout);
+}
+
+#[test]
+fn dead_letters_are_listed_redriven_and_purged() {
+    let service = Running::start(&[]);
+    let target = format!("{}/api/test/client-error", service.url);
+    service.tell(&["send", "--group", "g", "--count", "3", "--target", &target]);
+    service.until(&["dead-letters"], |letters| letters.len() == 3);
+    let answer = service.ask(&["dead-letters", "list", "--most", "2"]);
+    assert!(answer.stdout.contains("reason") && answer.stdout.lines().count() == 3, "{}", answer.stdout);
+    assert!(answer.stderr.contains("there may be more: --after "), "{}", answer.stderr);
+    assert_eq!(service.tell(&["dead-letters", "redrive", "--all"]), [json!({"redriven": 3})]);
+    service.until(&["dead-letters"], |letters| letters.len() == 3);
+    assert_eq!(service.ask(&["dead-letters", "purge"]).code, 2, "not without being sure");
+    assert_eq!(service.tell(&["dead-letters", "purge", "--yes"]), [json!({"purged": 3})]);
+    let answer = service.ask(&["dead-letters"]);
+    assert!(
+        answer.stdout.is_empty() && answer.stderr.contains("there are no dead letters"),
+        "{}",
+        answer.stderr
+    );
+}
+
+#[test]
+fn pools_are_drained_and_removed() {
+    let service = with_three_waiting();
+    service.tell(&["pools", "resume", "orders"]);
+    service.delivered("orders", 3);
+    let answer = service.ask(&["pools"]);
+    assert!(answer.stdout.starts_with("pool") && answer.stdout.contains("orders"), "{}", answer.stdout);
+    assert_eq!(service.tell(&["pools", "drain", "orders"])[0]["state"], "draining");
+    let answer = service.ask(&["pools", "remove", "orders"]);
+    assert_eq!(answer.code, 0, "{}", answer.stderr);
+    assert!(service.tell(&["pools", "list"]).iter().all(|pool| pool["code"] != "orders"));
+    for refused in [&["pools", "pause", "orders"][..], &["pools", "remove", "DEFAULT-POOL"]] {
+        assert_eq!(service.ask(refused).code, 4, "{refused:?}");
+    }
+    let answer = service.ask(&["pools", "set", "orders", "concurrency=0", "attempts=0"]);
+    assert_eq!(answer.code, 4, "{}", answer.stderr);
+    assert!(answer.stderr.contains("concurrency") && answer.stderr.contains("attempts"), "{}", answer.stderr);
+}
+
+#[test]
+fn top_shows_what_there_is_as_text_and_as_data() {
+    let service = with_three_waiting();
+    let answer = service.ask(&["top", "--count", "2", "--interval-millis", "100"]);
+    assert_eq!(answer.code, 0, "{}", answer.stderr);
+    for part in ["measuring", "0 per second", "orders", "paused", "deepest groups", "sources", "healthy"] {
+        assert!(answer.stdout.contains(part), "{part} is missing in\n{}", answer.stdout);
+    }
+    let looks = service.tell(&["top", "--count", "1"]);
+    assert_eq!(looks[0]["deepestGroups"][0]["depth"], 3);
+}
+
+#[test]
+fn a_service_that_is_not_there_is_said_with_the_way_to_start_one() {
+    // A port that was free a moment ago.
+    let free = std::net::TcpListener::bind("127.0.0.1:0")
+        .and_then(|listener| listener.local_addr())
+        .expect("a port");
+    let url = format!("http://{free}");
+    let verbs: [&[&str]; 9] = [
+        &["send"],
+        &["seed"],
+        &["lanes"],
+        &["explain", "g"],
+        &["park", "g"],
+        &["skip", "g"],
+        &["pools"],
+        &["dead-letters"],
+        &["top"],
+    ];
+    for verb in verbs {
+        let answer = run(&[verb, &["--url", &url]].concat());
+        assert_eq!(answer.code, 5, "{verb:?}: {}", answer.stderr);
+        assert!(answer.stderr.contains(&url) && answer.stderr.contains("serve --demo"), "{}", answer.stderr);
+        assert!(answer.stdout.is_empty(), "{verb:?}");
+    }
+}
+
+#[test]
+fn what_the_service_refuses_is_said_in_its_words() {
+    let service = Running::start(&[]);
+    for refused in [&["explain", "g", "--pool", "no-such-pool"][..], &["lanes", "--pool", "no-such-pool"]] {
+        let answer = service.ask(refused);
+        assert_eq!(answer.code, 4, "{refused:?}: {}", answer.stderr);
+        assert!(answer.stderr.contains("no-such-pool"), "{}", answer.stderr);
+    }
+    for nothing in [&["park", "nobody"][..], &["resume", "nobody"], &["skip", "nobody"]] {
+        let answer = service.ask(nothing);
+        assert_eq!(answer.code, 4, "{nothing:?}: {}", answer.stderr);
+        assert!(answer.stderr.contains("no pool holds a message"), "{}", answer.stderr);
+    }
+    let answer = service.ask(&["send", "--target", "ftp://somewhere"]);
+    assert_eq!(answer.code, 4, "{}", answer.stderr);
+    assert!(answer.stderr.contains("mediationTarget"), "{}", answer.stderr);
+}
+
+#[test]
+fn a_token_opens_the_door_and_is_never_shown() {
+    let secret = "s3cret-of-the-house";
+    let service = Running::start(&["--set", &format!("http.admin-token={secret}")]);
+    let answer = service.ask(&["pools"]);
+    assert_eq!(answer.code, 4, "{}", answer.stderr);
+    assert!(answer.stderr.contains("LANEWAY_TOKEN"), "{}", answer.stderr);
+    let wrong = service.ask(&["pools", "--token", "another-s3cret"]);
+    assert_eq!(wrong.code, 4);
+    assert!(!wrong.stderr.contains("another-s3cret"), "{}", wrong.stderr);
+    assert_eq!(service.ask(&["pools", "--token", secret]).code, 0);
+    let mut command = crate::running::laneway(&["send", "--url", &service.url]);
+    let answer =
+        crate::running::Answer::of(command.env("LANEWAY_TOKEN", secret).output().expect("the binary runs"));
+    assert_eq!(answer.code, 0, "{}", answer.stderr);
+    let mut command = crate::running::laneway(&["pools", "--help"]);
+    let help =
+        crate::running::Answer::of(command.env("LANEWAY_TOKEN", secret).output().expect("the binary runs"));
+    assert!(help.stdout.contains("LANEWAY_TOKEN") && !help.stdout.contains(secret), "{}", help.stdout);
+}
