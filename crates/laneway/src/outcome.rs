@@ -18,7 +18,8 @@ pub enum Outcome {
     RetryAfter(Duration),
     /// Failed, with the reason; try again as the [`RetryPolicy`] says. The lane waits.
     Failed(String),
-    /// Not now: try again after this time. Costs no attempt (a target that asked for patience). The lane waits.
+    /// Not now: try again after this time. Costs no attempt (a target that asked for patience) and no place in the pace of a paced dispatcher.
+    /// The lane waits.
     Hold(Duration),
     /// Failed for good; go on with the next one.
     Skip,

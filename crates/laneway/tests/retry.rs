@@ -584,3 +584,26 @@ fn many_lanes_in_retry_come_back_when_they_are_due() {
         (2_000, 2_000, 0)
     );
 }
+
+#[test]
+fn a_message_that_is_told_to_wait_gives_its_place_in_the_pace_to_another() {
+    let topology =
+        Topology::builder().dispatcher_paced("hourly", 1.0 / 3_600.0).worker("w", ["hourly"]).build();
+    let (done, was_done) = std::sync::mpsc::channel();
+    let engine = Engine::builder()
+        .topology(topology)
+        .handle(move |context, _: &mut ()| match *context.key() {
+            "held" => Outcome::Hold(Duration::from_secs(7_200)),
+            _ => {
+                done.send(()).unwrap();
+                Outcome::Done
+            }
+        })
+        .build()
+        .unwrap();
+    engine.submit(("held", ())).unwrap();
+    engine.submit(("other", ())).unwrap();
+    was_done.recv_timeout(DEADLINE).expect("not an hour later");
+    let report = engine.shutdown(Duration::ZERO);
+    assert_eq!((report.account.done, report.returned.len()), (1, 1));
+}
