@@ -109,7 +109,7 @@ pub struct Config {
     pub ingress: Option<ingress::Settings>,
     /// How long a shutdown drains.
     pub drain: Duration,
-    /// Whether there are test targets.
+    /// Whether there are test targets: unless somebody says so, only where nobody else can reach them.
     pub test_targets: bool,
     shown: Vec<Effective>,
     layering: Layering,
@@ -242,6 +242,8 @@ fn read(s: &mut Section<'_>) -> Config {
     let mediator = s.section("mediator", read_mediator);
     let ingress = s.section("ingress", read_ingress);
     let drain = s.section("shutdown", |s| s.duration("drain", Duration::ZERO..=LONGEST));
+    let is_loopback = http.bind.ip().is_loopback();
+    let test_targets = s.one_of("test-targets", &[("loopback", is_loopback), ("on", true), ("off", false)]);
     Config {
         http,
         queue,
@@ -251,7 +253,7 @@ fn read(s: &mut Section<'_>) -> Config {
         mediator,
         ingress,
         drain,
-        test_targets: s.flag("test-targets"),
+        test_targets,
         shown: Vec::new(),
         layering: Layering::default(),
     }
@@ -512,7 +514,11 @@ fn read_ingress(s: &mut Section<'_>) -> Option<ingress::Settings> {
         family_capacity: s.integer("family-capacity", 1..=CAPACITY_MAX as u64) as usize,
         connections_max: s.integer("connections-max", 1..=1_000_000) as usize,
         line_bytes_max: s.bytes("line-limit", least..=MESSAGE_BYTES_MAX as u64) as usize,
+        bytes_max: s.bytes("bytes-max", least..=1 << 40) as usize,
+        answers_max: s.integer("answers-max", 2..=1_000_000) as usize,
+        line_time: s.duration("line-timeout", Duration::from_millis(1)..=LONGEST),
         idle_time: s.duration("idle-timeout", Duration::from_millis(1)..=LONGEST),
+        write_time: s.duration("write-timeout", Duration::from_millis(1)..=LONGEST),
         ..ingress::Settings::default()
     };
     settings.retry.max_attempts = s.integer("attempts", 1..=1_000_000) as u32;
@@ -522,6 +528,9 @@ fn read_ingress(s: &mut Section<'_>) -> Option<ingress::Settings> {
     }
     if settings.family_capacity > settings.partition_capacity {
         s.problem("family-capacity", "must be at most partition-capacity");
+    }
+    if settings.bytes_max < settings.line_bytes_max {
+        s.problem("bytes-max", "must be at least line-limit, or the longest line would never fit");
     }
     enabled.then_some(settings)
 }
@@ -554,6 +563,26 @@ mod tests {
         let (store, reference) = (embedded::QueueOptions::default(), config.queue.options().queue);
         assert_eq!((store.capacity, store.cache_bytes), (reference.capacity, reference.cache_bytes));
         assert_eq!(store.deduplication_window, reference.deduplication_window);
+    }
+
+    #[test]
+    fn test_targets_are_on_loopback_alone_unless_somebody_says_otherwise() {
+        let beyond = "laneway.http { bind = \"0.0.0.0:1\", admin-token = long-enough }";
+        let has = |text: &str| load(text).unwrap().test_targets;
+        assert!(has("") && !has(beyond));
+        assert!(has(&format!("{beyond}, laneway.test-targets = on")));
+        assert!(!has("laneway.test-targets = off"));
+        assert_eq!(problems("laneway.test-targets = maybe").len(), 1);
+    }
+
+    #[test]
+    fn the_limits_of_the_ingress_can_be_set_and_are_checked() {
+        let text = "laneway.ingress { enabled = true, bytes-max = 1 MiB, answers-max = 7, line-timeout = 3 s, write-timeout = 4 s }";
+        let ingress = load(text).unwrap().ingress.unwrap();
+        assert_eq!((ingress.bytes_max, ingress.answers_max), (1 << 20, 7));
+        assert_eq!((ingress.line_time.as_secs(), ingress.write_time.as_secs()), (3, 4));
+        let wrong = problems("laneway.ingress { bytes-max = 1 KiB, answers-max = 1 }");
+        assert_eq!(wrong.len(), 2, "{wrong:?}");
     }
 
     #[test]

@@ -67,7 +67,7 @@ impl fmt::Debug for Message {
             .field("id", &self.id)
             .field("pool_code", &self.pool_code)
             .field("mediation_type", &self.mediation_type)
-            .field("mediation_target", &self.mediation_target)
+            .field("mediation_target", &without_secrets(&self.mediation_target))
             .field("message_group_id", &self.message_group_id)
             .field("payload_bytes", &self.payload.as_ref().map(|payload| payload.get().len()))
             .field("headers", &self.headers.keys())
@@ -76,6 +76,15 @@ impl fmt::Debug for Message {
             .field("deduplication_id", &self.deduplication_id)
             .finish_non_exhaustive()
     }
+}
+
+/// A target as logs may have it: names, passwords and queries are often secrets.
+fn without_secrets(target: &str) -> String {
+    let place = target.split(['?', '#']).next().unwrap_or_default();
+    let Some((scheme, rest)) = place.split_once("://") else { return place.to_owned() };
+    let (authority, path) = rest.split_at(rest.find(['/', '\\']).unwrap_or(rest.len()));
+    let host = authority.rsplit('@').next().unwrap_or_default();
+    format!("{scheme}://{host}{path}")
 }
 
 /// A text that is written nowhere but to where it belongs.
@@ -236,4 +245,25 @@ fn header(name: &str, value: &str) -> Result<(), NotAMessage> {
 
 fn bad(field: &'static str, problem: String) -> NotAMessage {
     NotAMessage::BadField { field, problem }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_shows_where_a_message_goes_and_none_of_its_secrets() {
+        let shown = |target: &str| {
+            let json = serde_json::json!({ "id": "m", "poolCode": "p", "mediationTarget": target, "authToken": "hush" });
+            format!("{:?}", Message::parse(json.to_string().as_bytes()).unwrap())
+        };
+        for (target, place) in [
+            ("https://me:hush@host:1/a/b?key=hush#hush", "https://host:1/a/b"),
+            ("https://hush@host?key=hush", "https://host"),
+            ("http://host/a@b", "http://host/a@b"),
+        ] {
+            let shown = shown(target);
+            assert!(shown.contains(&format!("{place:?}")) && !shown.contains("hush"), "{shown}");
+        }
+    }
 }

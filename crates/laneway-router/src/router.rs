@@ -123,6 +123,8 @@ struct Feed {
     claimed: AtomicU64,
     unreadable: AtomicU64,
     healthy: AtomicBool,
+    /// It has ended by itself, for good.
+    ended: AtomicBool,
     trouble: Mutex<Option<String>>,
 }
 
@@ -225,11 +227,12 @@ impl Router {
             claimed: AtomicU64::new(0),
             unreadable: AtomicU64::new(0),
             healthy: AtomicBool::new(true),
+            ended: AtomicBool::new(false),
             trouble: Mutex::default(),
         });
         self.inner.feeds.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&feed));
         let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
-        tasks.push(tokio::spawn(settler));
+        tasks.push(tokio::spawn(keep_settling(Arc::clone(&self.inner), Arc::clone(&feed), settler)));
         tasks.push(tokio::spawn(keep_leases(Arc::clone(&self.inner), Arc::clone(&feed))));
         let intake = tokio::spawn(take_in(Arc::clone(&self.inner), feed));
         self.intakes.lock().unwrap_or_else(PoisonError::into_inner).push(intake);
@@ -245,6 +248,10 @@ impl Router {
         }
         let mediator = (self.inner.make_mediator)(&settings);
         let _quiet = self.inner.routing.write().unwrap_or_else(PoisonError::into_inner);
+        // Once more: whoever closes the router goes through the same lock, and then ends the pools that are there.
+        if *self.inner.closing.borrow() {
+            return Err(RouterError::Closing);
+        }
         let pools = self.inner.pools.load_full();
         if pools.contains_key(code) {
             return Err(RouterError::PoolExists(code.to_owned()));
@@ -401,7 +408,9 @@ impl Router {
 
     /// Stops taking messages; everything else goes on. The first step of the shutdown, for who wants to watch the rest.
     pub fn close(&self) {
+        let quiet = self.inner.routing.write().unwrap_or_else(PoisonError::into_inner);
         self.inner.closing.send_replace(true);
+        drop(quiet);
         self.inner.room.notify_waiters();
     }
 
@@ -473,6 +482,12 @@ async fn open_when_free(inner: Arc<Inner>, pool: Arc<Pool>) {
     }
 }
 
+/// Settles what is held of one source, until that takes nothing more.
+async fn keep_settling(inner: Arc<Inner>, feed: Arc<Feed>, settler: impl Future<Output = ()>) {
+    settler.await;
+    inner.source_ended(&feed);
+}
+
 /// Renews the leases of one source.
 async fn keep_leases(inner: Arc<Inner>, feed: Arc<Feed>) {
     let usual = (feed.settings.lease / 3).max(RETRY.0);
@@ -488,7 +503,7 @@ async fn keep_leases(inner: Arc<Inner>, feed: Arc<Feed>) {
                     .warnings
                     .give("lease", format!("{lost} leases of {name} had run out before they were renewed"));
             }
-            Err(SourceError::Closed) => return,
+            Err(SourceError::Closed) => return inner.source_ended(&feed),
             Err(error) => {
                 // There is not much time: the leases have two thirds of theirs left.
                 pause = usual.min(RETRY.0 * 5);
@@ -524,7 +539,7 @@ async fn take_in(inner: Arc<Inner>, feed: Arc<Feed>) {
                 pause = RETRY.0;
                 inner.route_all(&feed, deliveries);
             }
-            Err(SourceError::Closed) => return,
+            Err(SourceError::Closed) => return inner.source_ended(&feed),
             Err(error) => {
                 feed.failed(&error);
                 inner.warnings.give("source", format!("{}: {error}", feed.source.name()));
@@ -540,7 +555,7 @@ async fn take_in(inner: Arc<Inner>, feed: Arc<Feed>) {
 
 impl Feed {
     fn recovered(&self) {
-        if !self.healthy.swap(true, Relaxed) {
+        if !self.ended.load(Relaxed) && !self.healthy.swap(true, Relaxed) {
             *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = None;
         }
     }
@@ -559,6 +574,16 @@ struct Route {
 }
 
 impl Inner {
+    /// A source says that it is closed. Unless we are closing too, nobody has asked it to, and it will bring nothing more.
+    fn source_ended(&self, feed: &Feed) {
+        if *self.closing.borrow() || feed.ended.swap(true, Relaxed) {
+            return;
+        }
+        feed.failed(&SourceError::Closed);
+        let text = format!("{}: {}; nothing more is read from it", feed.source.name(), SourceError::Closed);
+        self.warnings.give("source", text);
+    }
+
     /// How many messages the pool with the most room would take.
     fn roomiest(&self) -> usize {
         self.pools.load().values().map(|pool| pool.room()).max().unwrap_or(0)

@@ -170,7 +170,7 @@ impl Service {
         }
         let targets = config.test_targets.then(|| TestTargets::new(fastrand::u64(..)));
         if targets.is_some() && config.is_beyond_loopback() {
-            let text = "the test targets can be called from other machines, without a token; laneway.test-targets = false closes them";
+            let text = "the test targets can be called from other machines, without a token; laneway.test-targets = off closes them";
             router.warnings().give("configuration", text);
         }
         let service = Service {

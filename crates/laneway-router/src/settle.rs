@@ -7,7 +7,8 @@
 //!
 //! An entry is made when a delivery is taken and goes when its settlement is durable, not before. So a delivery that the source hands out
 //! again meanwhile (a lease that ran out, a settlement that is still on its way) is recognised: the copy is swallowed, and its newer receipt
-//! takes the place of the older one. A settlement is sent with the newest receipt, and again if that has changed while it was on its way.
+//! takes the place of the older one. A settlement is sent with the newest receipt, and again if that has changed while it was on its way and
+//! the answer does not speak for it: what the source found stale, and what it took back and has handed out again before we heard of it.
 //! A message that was done although its receipt had become stale is remembered for a while: when it comes again it is settled, not delivered.
 //!
 //! # A group that goes back
@@ -241,11 +242,13 @@ impl Ledger {
     /// Notes an answer. The settlement comes back if it has to be sent once more.
     fn answered(&self, settlement: Settlement, sent: &Receipt, answer: Settled) -> Option<Settlement> {
         let mut entries = self.entries();
+        let has_come_again = entries.held.get(&settlement.id).is_some_and(|entry| entry.receipt != *sent);
+        // What was given back may have been handed out again before its answer came. That copy was swallowed, so it has to go back, too.
+        let goes_back = matches!(settlement.disposal, Disposal::GiveBack { .. });
+        if has_come_again && (answer == Settled::Stale || goes_back) {
+            return Some(settlement);
+        }
         if answer == Settled::Stale {
-            let newer = entries.held.get(&settlement.id).is_some_and(|entry| entry.receipt != *sent);
-            if newer {
-                return Some(settlement);
-            }
             self.stale.fetch_add(1, Relaxed);
             if settlement.disposal == Disposal::Done {
                 entries.done.remember(settlement.id);

@@ -522,6 +522,43 @@ async fn messages_without_a_group_can_be_unordered() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_message_without_a_group_is_never_parked() {
+    let ungrouped = Ungrouped::Unordered;
+    for exhausted in [Exhausted::ParkGroup, Exhausted::DeadLetter] {
+        let rig = Rig::new(
+            PoolSettings { attempts: 1, exhausted, ungrouped, ..roomy() },
+            script(|seen| async move { if seen.number % 2 == 0 { never() } else { Verdict::Done } }),
+        );
+        rig.publish_to("", "", 4, |message| message.dispatch_mode = DispatchMode::BlockOnError).await;
+        rig.publish_to("", "label", 2, |message| message.dispatch_mode = DispatchMode::Immediate).await;
+        rig.read();
+        rig.drained().await;
+        assert_eq!(rig.log.all_done(), 3);
+        let mut dead = rig.dead().await;
+        dead.sort();
+        assert_eq!(dead, ["#0", "#2", "label#0"]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_without_a_group_goes_back_alone() {
+    let (exhausted, ungrouped) = (Exhausted::GiveBack(Duration::from_secs(5)), Ungrouped::Unordered);
+    let first = std::sync::atomic::AtomicBool::new(true);
+    let rig = Rig::new(
+        PoolSettings { attempts: 1, exhausted, ungrouped, ..roomy() },
+        script(move |seen| {
+            let fails = seen.number == 1 && first.swap(false, std::sync::atomic::Ordering::Relaxed);
+            async move { if fails { again() } else { Verdict::Done } }
+        }),
+    );
+    rig.publish_to("", "", 4, |message| message.dispatch_mode = DispatchMode::BlockOnError).await;
+    rig.read();
+    rig.drained().await;
+    assert_eq!(rig.log.all_done(), 4);
+    assert_eq!(rig.log.count(|event| event.what == What::Began), 5);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_unknown_pool_falls_back_to_the_default_one_with_a_warning() {
     let rig = Rig::new(roomy(), takes(millis(1)));
     rig.publish_to("nobody-made-this", "a", 5, |_| {}).await;

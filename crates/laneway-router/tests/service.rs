@@ -266,6 +266,38 @@ async fn one_bad_message_and_nothing_is_published() {
     bench.shutdown().await;
 }
 
+#[tokio::test]
+async fn the_only_queue_need_not_be_named() {
+    let bench = Bench::new("laneway.queue.queues = [only]").await;
+    bench.call("POST", "/api/pools/DEFAULT-POOL/pause", None).await.with(200);
+    let message = json!({ "id": "1", "poolCode": "", "mediationType": "SIMULATED" });
+    assert_eq!(bench.post("/api/messages", message).await.with(202)["accepted"], 1);
+    let seeded = bench.call("POST", "/api/seed/messages?count=2&endpoint=simulated", None).await.with(202);
+    assert_eq!(seeded["queue"], "only");
+    for path in ["/api/dead-letters", "/api/quarantine"] {
+        assert_eq!(bench.get(path).await, json!([]));
+        bench.call("DELETE", path, None).await.with(200);
+    }
+    bench.post("/api/dead-letters/redrive", json!({})).await.with(200);
+    assert!(bench.call("GET", "/api/quarantine?queue=default", None).await.problem(404).contains("only"));
+    bench.shutdown().await;
+    let bench = Bench::new("laneway.queue.queues = [one, other]").await;
+    assert!(bench.call("GET", "/api/quarantine", None).await.problem(404).contains("one, other"));
+    bench.shutdown().await;
+}
+
+#[tokio::test]
+async fn seeding_that_is_refused_on_the_way_says_how_many_there_are() {
+    let bench = Bench::new("laneway.queue.capacity = 1500").await;
+    bench.call("POST", "/api/pools/DEFAULT-POOL/pause", None).await.with(200);
+    let answer = bench.call("POST", "/api/seed/messages?count=3000&endpoint=simulated", None).await;
+    assert!(answer.problem(429).contains("1000 messages had been seeded"), "{}", answer.text);
+    assert_eq!(answer.json()["seeded"], 1_000);
+    let source = bench.get("/api/sources").await[0].clone();
+    assert_eq!(source["waiting"].as_u64().unwrap() + source["leased"].as_u64().unwrap(), 1_000);
+    bench.shutdown().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn seeding_reaches_the_test_targets_in_order() {
     let bench = Bench::new("laneway.pools.eight { concurrency = 8 }").await;
@@ -463,7 +495,7 @@ fn operations(document: &Value) -> BTreeSet<(String, String)> {
 
 #[tokio::test]
 async fn the_description_lists_exactly_the_routes_that_exist() {
-    let bench = Bench::new("laneway.test-targets = false").await;
+    let bench = Bench::new("laneway.test-targets = off").await;
     let document = bench.get("/openapi.json").await;
     assert_eq!(document["openapi"], "3.1.0");
     let operations = operations(&document);

@@ -12,7 +12,7 @@ use laneway_router::mediator::Verdict;
 use laneway_router::pool::{Exhausted, PoolSettings, PoolState};
 use laneway_router::router::{DEFAULT_POOL, RouterError};
 use laneway_router::source::{Source, Wants};
-use rig::{Gate, Rig, again, roomy, script, takes};
+use rig::{Gate, LONG, Rig, again, roomy, script, takes};
 use tokio::time::Instant;
 
 fn millis(millis: u64) -> Duration {
@@ -365,6 +365,71 @@ async fn a_claim_that_answers_late_does_not_overtake_what_went_back_meanwhile() 
 }
 
 /// The message is done, the lease has run out, and the copy comes after the ledger has forgotten it.
+#[tokio::test(start_paused = true)]
+async fn what_comes_again_before_its_return_is_confirmed_is_not_forgotten() {
+    let pool = PoolSettings { attempts: 1, exhausted: Exhausted::GiveBack(Duration::ZERO), ..roomy() };
+    let first = AtomicBool::new(true);
+    let mut rig = Rig::new(
+        pool,
+        script(move |_| {
+            let fails = first.swap(false, Relaxed);
+            async move { if fails { again() } else { Verdict::Done } }
+        }),
+    );
+    // Longer than any test waits: what nobody holds stays where it is.
+    rig.settings.lease = LONG * 10;
+    let gate = Gate::new();
+    rig.source.faults().late_answers = Some(gate.clone());
+    rig.publish("a", 3).await;
+    rig.read();
+    let has_come_again =
+        |rig: &Rig| rig.source.faults().handed_out.values().next().is_some_and(|head| head.attempt == 2);
+    rig.until("the head has come again", has_come_again).await;
+    let claims = rig.source.faults().claims;
+    rig.until("it was taken", |rig| rig.source.faults().claims > claims).await;
+    assert!(rig.router.sources().await[0].ledger.swallowed_copies > 0);
+    gate.open_for_good();
+    rig.drained().await;
+    rig.verify(&[("a", 3)]);
+    assert_eq!(rig.log.begun("a"), [(0, 1), (0, 1), (1, 1), (2, 1)]);
+    assert_eq!(rig.router.sources().await[0].ledger.held, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_source_that_ends_by_itself_is_reported_and_one_that_we_close_is_not() {
+    let claims = Rig::new(roomy(), takes(millis(20)));
+    claims.source.faults().closed = true;
+    claims.read();
+    let settles = Rig::new(roomy(), takes(millis(20)));
+    settles.read();
+    settles.until("it is read", |rig| rig.source.faults().claims == 1).await;
+    settles.source.faults().closed = true;
+    settles.publish("a", 1).await;
+    settles.done(1).await;
+    for rig in [claims, settles] {
+        rig.until("it has been asked", |rig| rig.source.faults().claims > 0).await;
+        tokio::time::sleep(millis(100)).await; // paced: in virtual time, until all that can run has run
+        let source = rig.router.sources().await.remove(0);
+        assert_eq!((source.healthy, source.trouble.as_deref()), (false, Some("the source is closed")));
+        let told = rig.router.warnings().newest(10);
+        assert_eq!(told.iter().filter(|warning| warning.about == "source").count(), 1, "{told:?}");
+    }
+    let closing = Rig::new(roomy(), takes(millis(20)));
+    closing.read();
+    closing.router.close();
+    closing.source.faults().closed = true;
+    closing.end().await;
+    assert!(closing.router.sources().await[0].healthy);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_router_that_closes_takes_no_pool() {
+    let rig = Rig::new(roomy(), takes(millis(20)));
+    rig.router.close();
+    assert_eq!(rig.router.add_pool("late", roomy()), Err(RouterError::Closing));
+    assert_eq!(rig.router.codes(), ["DEFAULT-POOL"]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_was_done_with_a_stale_receipt_is_not_delivered_again() {
     let rig = Rig::new(roomy(), takes(millis(100)));

@@ -18,9 +18,9 @@ use crate::table::{self, Column, count, field};
 pub(crate) struct Options {
     #[command(subcommand)]
     what: Option<What>,
-    /// The queue that they came from
-    #[arg(long, global = true, value_name = "NAME", default_value = "default")]
-    queue: String,
+    /// The queue that they came from; need not be said where there is only one
+    #[arg(long, global = true, value_name = "NAME")]
+    queue: Option<String>,
     #[command(flatten)]
     service: Service,
 }
@@ -67,6 +67,7 @@ const COLUMNS: [Column; 6] = [
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let Options { what, queue, service } = options;
+    let queue = queue.as_deref();
     match what {
         None => list(service, queue, 0, 100),
         Some(What::List { after, most }) => list(service, queue, *after, *most),
@@ -78,8 +79,13 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     }
 }
 
-fn list(service: &Service, queue: &str, after: u64, most: u32) -> Result<(), Failure> {
-    let path = format!("/api/dead-letters?queue={}&after={after}&most={most}", part(queue));
+/// A queue as a further part of a query.
+fn and_queue(queue: Option<&str>) -> String {
+    queue.map(|queue| format!("&queue={}", part(queue))).unwrap_or_default()
+}
+
+fn list(service: &Service, queue: Option<&str>, after: u64, most: u32) -> Result<(), Failure> {
+    let path = format!("/api/dead-letters?after={after}&most={most}{}", and_queue(queue));
     let letters = service.connect()?.get(&path)?;
     table::print(service.json, &letters, &COLUMNS, "there are no dead letters")?;
     let shown = letters.as_array().map_or(0, Vec::len);
@@ -91,14 +97,19 @@ fn list(service: &Service, queue: &str, after: u64, most: u32) -> Result<(), Fai
     Ok(())
 }
 
-fn redrive(service: &Service, queue: &str, which: Option<&Vec<u64>>, most: u32) -> Result<(), Failure> {
+fn redrive(
+    service: &Service,
+    queue: Option<&str>,
+    which: Option<&Vec<u64>>,
+    most: u32,
+) -> Result<(), Failure> {
     let body = json!({"queue": queue, "sequences": which, "most": most});
     let answer = service.connect()?.post("/api/dead-letters/redrive", Some(&body))?;
     tell(service.json, &answer, "redriven", |number| format!("{} will come again", count(number, "message")))
 }
 
-fn purge(service: &Service, queue: &str) -> Result<(), Failure> {
-    let answer = service.connect()?.delete(&format!("/api/dead-letters?queue={}", part(queue)))?;
+fn purge(service: &Service, queue: Option<&str>) -> Result<(), Failure> {
+    let answer = service.connect()?.delete(&format!("/api/dead-letters?{}", and_queue(queue)))?;
     tell(service.json, &answer, "purged", |number| format!("{} forgotten", count(number, "message")))
 }
 

@@ -26,9 +26,9 @@ pub(crate) struct Options {
     /// The pool that runs them
     #[arg(long, value_name = "CODE")]
     pool: Option<String>,
-    /// The queue that they go into
-    #[arg(long, value_name = "NAME", default_value = "default")]
-    queue: String,
+    /// The queue that they go into; need not be said where there is only one
+    #[arg(long, value_name = "NAME")]
+    queue: Option<String>,
     /// How long the target takes, instead of what it would
     #[arg(long, value_name = "MS", value_parser = value_parser!(u32).range(0..=300_000))]
     delay_millis: Option<u32>,
@@ -62,12 +62,14 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 fn path(options: &Options) -> String {
     let groups = options.groups.to_possible_value().expect("no value is hidden");
     let mut path = format!(
-        "/api/seed/messages?count={}&endpoint={}&queue={}&messageGroupMode={}",
+        "/api/seed/messages?count={}&endpoint={}&messageGroupMode={}",
         options.count,
         part(&options.endpoint),
-        part(&options.queue),
         groups.get_name()
     );
+    if let Some(queue) = &options.queue {
+        path.push_str(&format!("&queue={}", part(queue)));
+    }
     if let Some(pool) = &options.pool {
         path.push_str(&format!("&pool={}", part(pool)));
     }

@@ -61,9 +61,9 @@ pub(crate) struct Options {
     /// Read whole messages from a file, or - for standard input, one JSON object per line
     #[arg(long, value_name = "FILE|-", conflicts_with_all = ["group", "pool", "target", "payload", "id", "count"])]
     from: Option<String>,
-    /// The queue that they go into
-    #[arg(long, value_name = "NAME", default_value = "default")]
-    queue: String,
+    /// The queue that they go into; need not be said where there is only one
+    #[arg(long, value_name = "NAME")]
+    queue: Option<String>,
     /// With the same key the same messages are taken once, however often they are sent
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
@@ -120,7 +120,8 @@ impl Post<'_> {
         let body = format!("[{}]", texts.join(",\n"));
         let key = self.options.idempotency_key.as_ref().map(|key| format!("{key}-{}", self.batches));
         let header = key.as_deref().map(|key| ("idempotency-key", key));
-        let path = format!("/api/messages?queue={}", part(&self.options.queue));
+        let queue = self.options.queue.as_ref().map(|queue| format!("?queue={}", part(queue)));
+        let path = format!("/api/messages{}", queue.unwrap_or_default());
         let answer = self.client.post_text(&path, body, header.as_slice());
         let answer = answer.map_err(|failure| located(failure, batch))?;
         self.batches += 1;

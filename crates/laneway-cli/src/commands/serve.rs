@@ -85,11 +85,12 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 }
 
 async fn serve(options: &Options, config: Config) -> Result<(), Failure> {
-    let limit = config.drain;
     let interrupted = interrupts(|| {})?;
     let service = start(config).await?;
     announce::service(&service, options.json)?;
     interrupted.notified().await;
+    // As it is now: a reload may have changed it.
+    let limit = service.config().drain;
     drain::drain(service, limit).await
 }
 

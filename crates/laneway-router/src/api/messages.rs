@@ -1,6 +1,7 @@
 //! Publishing: `POST /api/messages`, and `POST /api/seed/messages`, which makes up messages for trying things out.
 //!
 //! All messages of a request are checked before the first is published, and the answer comes when they are durable: all of them, or none.
+//! Seeding is not so: it publishes a thousand at a time, and a queue that refuses some keeps those before them. The problem says how many.
 
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -33,17 +34,17 @@ pub(super) fn routes() -> Vec<Route> {
             publish,
             "Publishes one message, or an array of at most 1000, all or none",
         )
-        .query("queue", "string", "The queue; `default` if there is no word of it")
+        .query("queue", "string", "The queue; the only one, or default")
         .takes("Messages")
         .gives(202, "Published"),
-        Route::post("/api/seed/messages", seed, "Publishes made-up messages")
+        Route::post("/api/seed/messages", seed, "Publishes made-up messages, a thousand at a time")
             .query("count", "integer", "How many; 10")
             .query(
                 "endpoint",
                 "string",
                 "A test target by name, `random` for one of them, `simulated`, or a URL; fast",
             )
-            .query("queue", "string", "The queue; default")
+            .query("queue", "string", "The queue; the only one, or default")
             .query("messageGroupMode", "string", "unique, 1of8 or single; 1of8")
             .query("pool", "string", "The code of the pool; DEFAULT-POOL")
             .query("delayMillis", "integer", "How long the target takes, instead of its own time")
@@ -76,7 +77,7 @@ async fn publish(
     headers: HeaderMap,
     Raw(body): Raw,
 ) -> Result<(StatusCode, axum::Json<Published>), Problem> {
-    let queue = queue_of(&service, asked.queue.as_deref())?;
+    let (_, queue) = queue_of(&service, asked.queue.as_deref())?;
     let key = idempotency_key(&headers)?;
     let messages = parse(&service, &body)?;
     let publications = messages.iter().map(Publication::of).collect();
@@ -186,8 +187,7 @@ async fn seed(
     if !(1..=SEED_MAX).contains(&count) {
         return Err(Problem::unprocessable(format!("count = {count}: 1 to {SEED_MAX} would be right")));
     }
-    let queue_name = seed.queue.clone().unwrap_or_else(|| "default".to_owned());
-    let queue = queue_of(&service, Some(&queue_name))?;
+    let (queue_name, queue) = queue_of(&service, seed.queue.as_deref())?;
     let endpoint = seed.endpoint.clone().unwrap_or_else(|| "fast".to_owned());
     let pool = seed.pool.clone().unwrap_or_else(|| DEFAULT_POOL.to_owned());
     let mode = seed.message_group_mode.unwrap_or_default();
@@ -222,7 +222,8 @@ async fn seed(
         let some: Vec<Publication> = (next..end)
             .map(|number| make(number).map(|message| Publication::of(&message)))
             .collect::<Result<_, _>>()?;
-        queue.publish_many(some, None).await.map_err(|error| Problem::from(error.refusal))?;
+        let published = queue.publish_many(some, None).await;
+        published.map_err(|error| Problem::from(error.refusal).after_seeding(next))?;
         next = end;
     }
     let ids = [format!("{run}-0"), format!("{run}-{}", count - 1)];
@@ -245,7 +246,7 @@ fn target(
     }
     if service.targets().is_none() {
         return Err(Problem::conflict(
-            "the test targets are off: set laneway.test-targets = true, or give a URL",
+            "the test targets are off: set laneway.test-targets = on, or give a URL",
         ));
     }
     let name = if endpoint == "random" { RANDOM[fastrand::usize(..RANDOM.len())] } else { endpoint };

@@ -74,14 +74,20 @@ fn routes(service: Service) -> Router {
     router.fallback(unknown).layer(from_fn_with_state(service, guard::guard))
 }
 
-/// A queue by name, `default` without one.
-fn queue_of(service: &Service, name: Option<&str>) -> Result<EmbeddedQueue, Problem> {
-    let name = name.unwrap_or("default");
-    let known = || {
-        let names = service.queue_names().join(", ");
+/// A queue by name. Without one it is the only queue, or, among several, `default`.
+fn queue_of(service: &Service, name: Option<&str>) -> Result<(String, EmbeddedQueue), Problem> {
+    let names = service.queue_names();
+    let name = match (name, names.as_slice()) {
+        (Some(name), _) => name,
+        (None, [only]) => only,
+        (None, _) => "default",
+    };
+    let unknown = || {
+        let names = names.join(", ");
         Problem::not_found(format!("there is no queue {name:?}; there are {names} (laneway.queue.queues)"))
     };
-    service.queue(name).ok_or_else(known)
+    let queue = service.queue(name).ok_or_else(unknown)?;
+    Ok((name.to_owned(), queue))
 }
 
 /// How many are wanted: as said, or as usual, and never more than anybody could read.

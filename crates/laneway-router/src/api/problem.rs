@@ -25,6 +25,9 @@ pub(super) struct Problem {
     /// One for each thing that is wrong, where there may be several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     errors: Vec<Value>,
+    /// How many messages were seeded before it went wrong.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seeded: Option<u64>,
     #[serde(skip)]
     retry_after: Option<u32>,
 }
@@ -37,6 +40,7 @@ impl Problem {
             status: status.as_u16(),
             detail: detail.into(),
             errors: Vec::new(),
+            seeded: None,
             retry_after: None,
         }
     }
@@ -60,6 +64,13 @@ impl Problem {
 
     pub(super) fn with_errors(mut self, errors: Vec<Value>) -> Self {
         self.errors = errors;
+        self
+    }
+
+    /// So many messages had been seeded by then, and stay.
+    pub(super) fn after_seeding(mut self, seeded: u64) -> Self {
+        self.detail = format!("{}; {seeded} messages had been seeded by then", self.detail);
+        self.seeded = Some(seeded);
         self
     }
 

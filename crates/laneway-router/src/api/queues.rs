@@ -15,7 +15,7 @@ use crate::source::embedded::{BATCH_MAX, Kept};
 pub(super) fn routes() -> Vec<Route> {
     let page = |route: Route| {
         route
-            .query("queue", "string", "The queue; default")
+            .query("queue", "string", "The queue; the only one, or default")
             .query("after", "integer", "Behind this sequence; 0 for the oldest")
             .query("most", "integer", "How many, at most; 100")
             .gives(200, "[Kept]")
@@ -31,11 +31,11 @@ pub(super) fn routes() -> Vec<Route> {
         .takes("Redrive")
         .gives(200, "Redriven"),
         Route::delete("/api/dead-letters", purge_dead_letters, "Forgets all dead letters of a queue")
-            .query("queue", "string", "The queue; default")
+            .query("queue", "string", "The queue; the only one, or default")
             .gives(200, "Purged"),
         page(Route::get("/api/quarantine", quarantine, "What could not be read as a message, oldest first")),
         Route::delete("/api/quarantine", purge_quarantine, "Forgets all that is in quarantine")
-            .query("queue", "string", "The queue; default")
+            .query("queue", "string", "The queue; the only one, or default")
             .gives(200, "Purged"),
     ]
 }
@@ -139,13 +139,13 @@ fn without_secrets(mut message: Value) -> Value {
 type Answer = Result<axum::Json<Vec<KeptMessage>>, Problem>;
 
 async fn dead_letters(State(service): State<Service>, Query(page): Query<Page>) -> Answer {
-    let queue = queue_of(&service, page.queue.as_deref())?;
+    let (_, queue) = queue_of(&service, page.queue.as_deref())?;
     let kept = queue.dead_letters(page.after, most(page.most, 100)).await?;
     Ok(axum::Json(kept.into_iter().map(KeptMessage::from).collect()))
 }
 
 async fn quarantine(State(service): State<Service>, Query(page): Query<Page>) -> Answer {
-    let queue = queue_of(&service, page.queue.as_deref())?;
+    let (_, queue) = queue_of(&service, page.queue.as_deref())?;
     let kept = queue.quarantined(page.after, most(page.most, 100)).await?;
     Ok(axum::Json(kept.into_iter().map(KeptMessage::from).collect()))
 }
@@ -167,7 +167,7 @@ async fn redrive(
     State(service): State<Service>,
     Json(asked): Json<Redrive>,
 ) -> Result<axum::Json<Redriven>, Problem> {
-    let queue = queue_of(&service, asked.queue.as_deref())?;
+    let (_, queue) = queue_of(&service, asked.queue.as_deref())?;
     if asked.sequences.as_ref().is_some_and(|sequences| sequences.len() > BATCH_MAX) {
         return Err(Problem::unprocessable(format!("more than {BATCH_MAX} sequences at once")));
     }
@@ -184,7 +184,7 @@ async fn purge_dead_letters(
     State(service): State<Service>,
     Query(which): Query<Which>,
 ) -> Result<axum::Json<Purged>, Problem> {
-    let purged = queue_of(&service, which.queue.as_deref())?.purge_dead_letters().await?;
+    let purged = queue_of(&service, which.queue.as_deref())?.1.purge_dead_letters().await?;
     Ok(axum::Json(Purged { purged }))
 }
 
@@ -192,6 +192,6 @@ async fn purge_quarantine(
     State(service): State<Service>,
     Query(which): Query<Which>,
 ) -> Result<axum::Json<Purged>, Problem> {
-    let purged = queue_of(&service, which.queue.as_deref())?.purge_quarantine().await?;
+    let purged = queue_of(&service, which.queue.as_deref())?.1.purge_quarantine().await?;
     Ok(axum::Json(Purged { purged }))
 }

@@ -12,10 +12,8 @@
 //! | 429 without | wait the default, the whole target | neutral |
 //! | 503 with `Retry-After` | wait that long, the whole target | neutral |
 //! | 503 without | again, by the pool's backoff | bad |
-//! | 408 | again: it is a timeout that the target noticed first | bad |
-//! | 501 | final: the target says that it will never do this | good |
-//! | other 5xx | again | bad |
-//! | other 4xx, 3xx (never followed), 1xx and whatever else is no status | final | good |
+//! | other 5xx (501 among them) | again | bad |
+//! | other 4xx (408 among them), 3xx (never followed), 1xx and whatever else is no status | final | good |
 //! | timeout, connection refused, lost or garbled, before the whole answer was read | again | bad |
 //! | not sent: no URL, not on the allow-list, a header that cannot be sent | final | none of the target's doing |
 //!
@@ -130,8 +128,6 @@ pub fn judge(observed: Observed<'_>, now: SystemTime, limits: &Limits) -> Judgem
             Some(delay) => patience(status, Some(delay), limits),
             None => again(status, body),
         },
-        408 => again(status, body),
-        501 => last(status, body),
         500..=599 => again(status, body),
         _ => last(status, body),
     }
@@ -387,22 +383,16 @@ mod tests {
     }
 
     #[test]
-    fn other_5xx_come_again_and_501_does_not() {
-        for status in (500..600).filter(|status| ![501, 503].contains(status)) {
+    fn other_5xx_come_again() {
+        for status in (500..600).filter(|status| *status != 503) {
             assert!(is_again(&answer(status, Some("7"), ""), Health::Bad), "{status}");
         }
-        assert!(is_final(&answer(501, None, "")));
-    }
-
-    #[test]
-    fn a_408_is_a_timeout() {
-        assert!(is_again(&answer(408, None, ""), Health::Bad));
     }
 
     #[test]
     fn other_4xx_and_3xx_and_what_is_no_status_are_final() {
         let others = (300..500).chain([100, 101, 199, 600, 999]);
-        for status in others.filter(|status| ![408, 429].contains(status)) {
+        for status in others.filter(|status| *status != 429) {
             assert!(is_final(&answer(status, Some("7"), r#"{"ack": false}"#)), "{status}");
         }
     }

@@ -12,6 +12,8 @@
 //! | again, attempts left | waits as told, or by the backoff | held |
 //! | again, none left; final | as [`Exhausted`] says, or as the message's `dispatchMode` does | dead letter, held, or given back |
 //!
+//! A message without a group is never parked: it holds nobody up, and nobody could name it to resume it. It goes to the dead letters, or back.
+//!
 //! A group that goes back goes whole, so that no successor comes before the head:
 //!
 //! 1. The attempt that failed bars the group, so that nothing more of it is taken in, and parks its lane.
@@ -282,6 +284,13 @@ impl Core {
         exhausted: Exhausted,
     ) -> Outcome {
         delivery.note(reason);
+        if let GroupKey::Alone(_) = delivery.key() {
+            return match exhausted {
+                Exhausted::GiveBack(delay) => self.send_back(delivery.key().clone(), delay),
+                // Nobody waits behind it, and nobody could name it to resume it.
+                Exhausted::ParkGroup | Exhausted::DeadLetter => Outcome::Skip,
+            };
+        }
         match (delivery.message.dispatch_mode, exhausted) {
             (DispatchMode::BlockOnError, _) | (_, Exhausted::ParkGroup) => Outcome::ParkLane,
             // What becomes of it is `fail`'s: the engine calls it with the note.

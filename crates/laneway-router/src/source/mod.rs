@@ -17,13 +17,14 @@ pub mod embedded;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
 /// One handing-out of a message.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Delivery {
     /// Which message of the source it is; the same again when it is handed out again. Never used to settle.
     pub id: DeliveryId,
@@ -35,6 +36,19 @@ pub struct Delivery {
     pub text: Arc<[u8]>,
     /// How many times it was handed out, this one included.
     pub attempt: u32,
+}
+
+impl fmt::Debug for Delivery {
+    /// The text may hold tokens; how long it is has to do.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Delivery")
+            .field("id", &self.id)
+            .field("receipt", &self.receipt)
+            .field("group", &self.group)
+            .field("text_bytes", &self.text.len())
+            .field("attempt", &self.attempt)
+            .finish()
+    }
 }
 
 /// Identity of a message within its source: its sequence where the source has one. Grows in the order of publication.
@@ -136,4 +150,19 @@ pub struct Depth {
     pub dead: u64,
     /// In quarantine.
     pub quarantined: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_shows_no_text() {
+        let (receipt, text) = (Receipt("r".into()), b"hush".as_slice().into());
+        let shown = format!("{:?}", Delivery { id: 7, receipt, group: None, text, attempt: 1 });
+        assert!(
+            shown.contains("text_bytes: 4") && !shown.contains("hush") && !shown.contains("104"),
+            "{shown}"
+        );
+    }
 }

@@ -286,6 +286,10 @@ pub(crate) struct Faults {
     pub(crate) late_claims: Option<Gate>,
     /// Settlements do not begin until the gate opens.
     pub(crate) late_settles: Option<Gate>,
+    /// Settlements are done, and their answers stay here until the gate opens.
+    pub(crate) late_answers: Option<Gate>,
+    /// The source says that it is closed.
+    pub(crate) closed: bool,
     /// All that was handed out, by its identity.
     pub(crate) handed_out: BTreeMap<u64, Delivery>,
     /// How many deliveries were asked for at most.
@@ -331,6 +335,9 @@ impl Faulty {
             faults.wanted_most = faults.wanted_most.max(wants.most);
         }
         self.changed.notify_waiters();
+        if self.faults().closed {
+            return Err(SourceError::Closed);
+        }
         if strikes(&mut self.faults().failing_claims) {
             return Err(unavailable());
         }
@@ -365,6 +372,9 @@ impl Faulty {
         if let Some(gate) = self.gate(|faults| &faults.late_settles) {
             gate.pass().await;
         }
+        if self.faults().closed {
+            return Err(SourceError::Closed);
+        }
         if strikes(&mut self.faults().failing_settles) {
             return Err(unavailable());
         }
@@ -375,6 +385,9 @@ impl Faulty {
         disposals.iter().for_each(|(receipt, _)| drop(self.faults().out.remove(receipt)));
         let settled = self.inner.settle(disposals).await;
         self.changed.notify_waiters();
+        if let Some(gate) = self.gate(|faults| &faults.late_answers) {
+            gate.pass().await;
+        }
         if strikes(&mut self.faults().lost_answers) { Err(unavailable()) } else { settled }
     }
 }

@@ -98,7 +98,7 @@ fn layering(options: &Options, folder: &TempDir) -> Layering {
     let file = folder.path().join("laneway.db").display().to_string();
     // What is lost with the power is the demonstration.
     let mut ours = Layering::default().set("laneway.queue.durability", "crash");
-    ours = ours.set("laneway.queue.path", &quoted(&file)).set("laneway.test-targets", "true");
+    ours = ours.set("laneway.queue.path", &quoted(&file)).set("laneway.test-targets", "on");
     for (path, value) in POOLS {
         ours = ours.set(&format!("laneway.pools.{path}"), value);
     }

@@ -194,7 +194,7 @@ impl Load {
     }
 
     fn publish(&self, batch: Vec<Value>) -> Result<(), Failure> {
-        let answer = self.client.post("/api/messages?queue=default", Some(&Value::Array(batch.clone())))?;
+        let answer = self.client.post("/api/messages", Some(&Value::Array(batch.clone())))?;
         let answers = answer["messages"].as_array().map_or(&[][..], Vec::as_slice);
         let mut witness = self.witness.lock();
         for (message, answer) in batch.iter().zip(answers) {
