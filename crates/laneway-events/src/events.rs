@@ -138,6 +138,13 @@ impl Shared {
         self.channels.forget(cell);
         self.registry.remove(&cell.id, cell);
         self.slots.remove(cell.address.slot);
+        self.dismiss(cell);
+    }
+
+    /// Lets the handlers of a processor go. What they do when they are told so counts as inside a handler, whichever thread this is:
+    /// if they stopped somebody and waited, whoever waits for this processor would wait with them.
+    fn dismiss(&self, cell: &Cell) {
+        let _inside = Inside::enter(self, cell);
         cell.finish();
     }
 
@@ -356,7 +363,7 @@ impl Events {
         let report = engine.shutdown(drain);
         for cell in shared.registry.take_all() {
             let _ = cell.gate.close();
-            cell.finish();
+            shared.dismiss(&cell);
         }
         shared.channels.clear();
         let given_back = |message: laneway::Message<Address, Option<Envelope>>| match message.body {
