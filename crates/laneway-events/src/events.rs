@@ -42,7 +42,7 @@ use crate::{
     config::listed,
     handler::Closure,
     pinning,
-    processor::{Address, AnyProcessor, Cell, Envelope, Plan},
+    processor::{Address, AnyProcessor, Cell, Envelope, Plan, Ran},
     registry::{NotInserted, Registry},
     schedule::{FAR, Timer},
     slots::Slots,
@@ -175,13 +175,20 @@ impl TurnHandler<Address, Option<Envelope>> for Run {
             {
                 let _ = here.set(Handle { shared });
             }
-            let events = here.get();
-            let cell = events.and_then(|events| events.shared.slots.get(context.key().slot));
-            let (Some(events), Some(cell)) = (events, cell) else {
-                // The system has been taken apart while this thread was away. The event goes with it.
-                return turn.next().map_or(Outcome::Done, |_| Outcome::Skip);
-            };
-            run(events, &cell, context.worker(), turn)
+            let (mut slot, mut first) = (context.key().slot, None);
+            loop {
+                let events = here.get();
+                let cell = events.and_then(|events| events.shared.slots.get(slot));
+                let (Some(events), Some(cell)) = (events, cell) else {
+                    // The system has been taken apart while this thread was away. The event goes with it.
+                    let is_there = first.is_some() || turn.next().is_some();
+                    return if is_there { Outcome::Skip } else { Outcome::Done };
+                };
+                match run(events, &cell, context.worker(), first.take(), turn) {
+                    Ran::Over(outcome) => return outcome,
+                    Ran::Strayed(envelope) => (slot, first) = (envelope.slot(), Some(envelope)),
+                }
+            }
         })
     }
 }
@@ -190,11 +197,12 @@ fn run(
     events: &Handle,
     cell: &Arc<Cell>,
     thread: usize,
+    first: Option<Envelope>,
     turn: &mut Messages<'_, '_, Address, Option<Envelope>>,
-) -> Outcome {
+) -> Ran {
     let _inside = Inside::enter(&events.shared, cell);
     let mut taken = 0;
-    let run = catch_unwind(AssertUnwindSafe(|| cell.run(events, thread, turn, &mut taken)));
+    let run = catch_unwind(AssertUnwindSafe(|| cell.run(events, thread, first, turn, &mut taken)));
     if let Err(panic) = &run {
         let error = panic_text(&**panic);
         events.shared.report(Report::Failed { processor: cell.id.clone(), error });
@@ -367,7 +375,7 @@ impl Events {
         }
         shared.channels.clear();
         let given_back = |message: laneway::Message<Address, Option<Envelope>>| match message.body {
-            Some(Envelope::Event(event)) => {
+            Some(Envelope::Event(_, event)) => {
                 let processor = shared.slots.get(message.key.slot).map_or("".into(), |cell| cell.id.clone());
                 Some(Returned { processor, event })
             }
@@ -676,7 +684,7 @@ impl Shared {
     fn submit_start(&self, cell: &Arc<Cell>) -> Result<(), RegisterError> {
         // Beside the queue size, which is for events.
         cell.gate.enter(u64::MAX >> 1).expect("a gate that nobody has closed");
-        self.submit(cell, Envelope::Start).map_err(|(_, reason)| match reason {
+        self.submit(cell, Envelope::Start(cell.address.slot)).map_err(|(_, reason)| match reason {
             Refusal::ShutDown => RegisterError::ShutDown,
             _ => RegisterError::DispatcherFull,
         })
@@ -689,5 +697,54 @@ impl From<NotInserted> for RegisterError {
             NotInserted::Closed => RegisterError::ShutDown,
             NotInserted::Taken => RegisterError::DuplicateId(String::new()),
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const DEADLINE: Duration = Duration::from_secs(60);
+
+    /// In unit tests two processors each have the same fingerprint (`processor.rs`): every turn here may hold events of both.
+    #[test]
+    fn processors_that_share_a_lane_get_their_own_events_in_order() {
+        let (report, reports) = channel();
+        let report = Mutex::new(report);
+        let on_report = move |it: Report| report.lock().unwrap().send(it.to_string()).unwrap();
+        let events = Events::builder(EventsConfig::default()).on_report(on_report).start().unwrap();
+        let (open, opened) = channel::<()>();
+        let (tell, told) = channel();
+        let numbers = (tell.clone(), tell.clone());
+        let _one = events.processor("one").handle(|_, (): ()| ()).unwrap();
+        let first = events.processor("first").handle(move |_, number: u32| {
+            if number == 0 {
+                opened.recv_timeout(DEADLINE).unwrap();
+            }
+            numbers.0.send(("first", number)).unwrap();
+            if number == 5 { Err("five") } else { Ok(()) }
+        });
+        let second = events.processor("second").handle(move |_, text: String| {
+            numbers.1.send(("second", text.parse().unwrap())).unwrap();
+            if text == "7" { panic!("seven") }
+        });
+        drop(tell);
+        let (first, second) = (first.unwrap(), second.unwrap());
+        for number in 0..100 {
+            first.post(number).unwrap();
+            second.post(number.to_string()).unwrap();
+        }
+        open.send(()).unwrap();
+        assert_eq!(first.stop(DEADLINE).stopping, Stopping::Stopped);
+        assert_eq!(second.stop(DEADLINE).stopping, Stopping::Stopped);
+        let seen: Vec<_> = told.iter().collect();
+        let wanted: Vec<_> = (0..100).flat_map(|number| [("first", number), ("second", number)]).collect();
+        assert_eq!(seen, wanted, "one lane, one order");
+        let account = events.shutdown(DEADLINE).account;
+        assert!(account.balances() && account.outstanding == 0);
+        let reports: Vec<_> = reports.try_iter().collect();
+        assert_eq!(reports.len(), 2, "{reports:?}");
+        assert!(reports[0].contains("five") && reports[0].contains("first"), "{reports:?}");
+        assert!(reports[1].contains("seven") && reports[1].contains("second"), "{reports:?}");
     }
 }
