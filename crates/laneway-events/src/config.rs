@@ -20,6 +20,7 @@ pub const THREADS_MAX: usize = 100;
 const QUEUE_MAX: u64 = 1_000_000;
 const OUTSTANDING_MAX: u64 = 1_000_000_000;
 const MICROS_MAX: u64 = 60_000_000;
+const GRACE_MAX: Duration = Duration::from_secs(86_400);
 
 /// What an event system is built from.
 ///
@@ -135,7 +136,7 @@ impl EventsConfig {
             backoff,
             thread_cpus: section.optional("thread-cpus", read_cpus).flatten(),
             latency_sampling: section.integer("latency-sampling", 0..=OUTSTANDING_MAX),
-            stop_grace: section.duration("stop-grace", Duration::ZERO..=Duration::from_secs(86_400)),
+            stop_grace: section.duration("stop-grace", Duration::ZERO..=GRACE_MAX),
         };
         let problems = config.problems();
         // A list that could not be read has been complained about, and has no rows to complain about.
@@ -225,6 +226,16 @@ impl EventsConfig {
                 let what = format!("must be a whole number from 1 to {most}");
                 problems.push(ConfigProblem::new(key, "", value.to_string(), what));
             }
+        }
+        if self.latency_sampling > OUTSTANDING_MAX {
+            let what = format!("must be a whole number from 0 to {OUTSTANDING_MAX}");
+            let value = self.latency_sampling.to_string();
+            problems.push(ConfigProblem::new("latency-sampling", "", value, what));
+        }
+        if self.stop_grace > GRACE_MAX {
+            let what = format!("must be a time from 0ns to {GRACE_MAX:?}");
+            let value = format!("{:?}", self.stop_grace);
+            problems.push(ConfigProblem::new("stop-grace", "", value, what));
         }
     }
 }

@@ -291,3 +291,15 @@ fn a_thread_runs_where_it_is_tied_to() {
     processor.post(()).unwrap();
     assert_eq!(told.recv_timeout(Duration::from_secs(60)).unwrap(), first.to_string());
 }
+
+/// What a text cannot say, a program can put together.
+#[test]
+fn what_is_put_together_in_the_program_is_held_to_the_same_limits() {
+    let config = EventsConfig {
+        stop_grace: std::time::Duration::MAX,
+        latency_sampling: u64::MAX,
+        ..EventsConfig::default()
+    };
+    let keys: Vec<_> = config.problems().into_iter().map(|problem| problem.key).collect();
+    assert_eq!(keys, ["latency-sampling", "stop-grace"]);
+}
