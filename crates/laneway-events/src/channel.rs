@@ -220,6 +220,9 @@ impl Handle {
         // The copy is made before a place is taken: a copy that panics leaves nothing behind.
         let copy = Box::new(event.clone());
         self.shared.enter(cell)?;
-        Ok(self.shared.submit(cell, Envelope::Event(cell.address.slot, copy)).map_err(|(_, reason)| reason)?)
+        Ok(self
+            .shared
+            .submit(cell, Envelope::Event(cell.address.slot, copy))
+            .map_err(|(_, reason)| reason)?)
     }
 }

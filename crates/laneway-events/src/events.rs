@@ -54,6 +54,10 @@ type Lanes = laneway::Handle<Address, Option<Envelope>>;
 /// Is told what would be lost in silence.
 type OnReport = Box<dyn Fn(Report) + Send + Sync>;
 
+/// Whether a processor is to be finished off by whoever has this, because the last one left its closed gate.
+#[must_use = "nobody else finishes it off"]
+pub(crate) struct Due(bool);
+
 /// What the system, its handles and its threads share.
 pub(crate) struct Shared {
     lanes: OnceLock<Lanes>,
@@ -114,16 +118,35 @@ impl Shared {
 
     /// Puts something into a mailbox in which it has a place.
     pub(crate) fn submit(&self, cell: &Arc<Cell>, envelope: Envelope) -> Result<(), (Envelope, Refusal)> {
+        self.try_submit(cell, envelope).map_err(|(envelope, reason, due)| {
+            self.settle(cell, due);
+            (envelope, reason)
+        })
+    }
+
+    /// The same for whoever holds a lock: no user code runs. If it is refused, the caller has to [settle](Self::settle) once it holds none.
+    pub(crate) fn try_submit(
+        &self,
+        cell: &Arc<Cell>,
+        envelope: Envelope,
+    ) -> Result<(), (Envelope, Refusal, Due)> {
         let refused = match self.lanes().try_submit((cell.address, Some(envelope))) {
             Ok(_) => return Ok(()),
             Err(refused) => refused,
         };
-        self.leave(cell, 1);
+        let due = Due(cell.gate.leave(1));
         let reason = match refused.reason {
             laneway::Refusal::Closed => Refusal::ShutDown,
             _ => Refusal::DispatcherFull,
         };
-        Err((refused.message.body.expect("just put in"), reason))
+        Err((refused.message.body.expect("just put in"), reason, due))
+    }
+
+    /// Does what is due to a processor after something of it was refused.
+    pub(crate) fn settle(&self, cell: &Arc<Cell>, due: Due) {
+        if due.0 {
+            self.finish(cell);
+        }
     }
 
     /// So many have left a mailbox.
@@ -281,16 +304,18 @@ impl Builder {
         let (alive, scheduler) = channel();
         let (engine, scheduler) = (Some(engine), Mutex::new(scheduler));
         let events = Events { handle: Handle { shared }, engine, scheduler };
-        for number in 0..config.scheduler_pool_size {
+        let start = |number| {
             let (timer, alive) = (timer.clone(), alive.clone());
             let life = move || {
                 timer.run();
                 drop(alive);
             };
-            let thread = std::thread::Builder::new().name(format!("scheduler-{number}")).spawn(life);
-            // If it fails, those that run are ended by the drop.
-            thread.map_err(|error| StartError::Thread(error.to_string()))?;
-        }
+            std::thread::Builder::new().name(format!("scheduler-{number}")).spawn(life).map(drop)
+        };
+        let started = (0..config.scheduler_pool_size).try_for_each(start);
+        // If one fails, those that run are ended by the drop of the system, which waits until nobody has one of these.
+        drop(alive);
+        started.map_err(|error| StartError::Thread(error.to_string()))?;
         Ok(events)
     }
 }
@@ -555,7 +580,7 @@ impl Handle {
         let drained = cell.wait_finished(Instant::now() + drain.min(FAR));
         if !drained {
             cell.discarding.store(true, Ordering::Release);
-            if !cell.wait_finished(Instant::now() + self.shared.stop_grace) {
+            if !cell.wait_finished(Instant::now() + self.shared.stop_grace.min(FAR)) {
                 return (Stopping::StillRunning, Vec::new());
             }
         }
@@ -726,7 +751,9 @@ mod tests {
         });
         let second = events.processor("second").handle(move |_, text: String| {
             numbers.1.send(("second", text.parse().unwrap())).unwrap();
-            if text == "7" { panic!("seven") }
+            if text == "7" {
+                panic!("seven")
+            }
         });
         drop(tell);
         let (first, second) = (first.unwrap(), second.unwrap());
@@ -746,5 +773,38 @@ mod tests {
         assert_eq!(reports.len(), 2, "{reports:?}");
         assert!(reports[0].contains("five") && reports[0].contains("first"), "{reports:?}");
         assert!(reports[1].contains("seven") && reports[1].contains("second"), "{reports:?}");
+    }
+
+    /// A schedule posts under a lock: what is due to the processor then has to wait until that is let go of.
+    #[test]
+    fn who_submits_under_a_lock_is_told_what_is_due_and_runs_no_user_code() {
+        struct Says(std::sync::mpsc::Sender<()>);
+        impl Handler<u32> for Says {
+            fn handle(&mut self, _: &mut Context<'_, u32>, _: u32) -> Handled<u32> {
+                Handled::Done
+            }
+            fn stopped(&mut self) {
+                self.0.send(()).unwrap();
+            }
+        }
+        let config = EventsConfig { dispatcher_capacity: 1, ..EventsConfig::default() };
+        let events = Events::builder(config).start().unwrap();
+        let (tell, told) = channel();
+        let processor = events.processor("p").handler(Says(tell)).unwrap();
+        assert!(events.wait_quiet(DEADLINE));
+        let (open, opened) = channel::<()>();
+        let wait = move |_: &mut Context<'_, ()>, ()| opened.recv_timeout(DEADLINE).unwrap_or_default();
+        let keeper = events.processor("keeper").handle(wait).unwrap();
+        while keeper.post(()).is_ok() {}
+        let (shared, cell) = (&events.shared, &processor.cell);
+        shared.enter(cell).unwrap();
+        events.begin_stop(cell);
+        let envelope = Envelope::Event(cell.address.slot, Box::new(1_u32));
+        let (_, reason, due) = shared.try_submit(cell, envelope).err().expect("there is no room");
+        assert_eq!((reason, due.0), (Refusal::DispatcherFull, true));
+        assert!(told.try_recv().is_err(), "nothing has been called");
+        shared.settle(cell, due);
+        told.try_recv().expect("finished off");
+        drop(open);
     }
 }

@@ -22,7 +22,7 @@ use laneway::{Messages, Outcome};
 use crate::{
     AskError, Become, Context, Handle, Handled, Handler, LookupError, Refusal, Refused, Report,
     ask::{self, Reply},
-    events::StopReport,
+    events::{Due, StopReport},
     gate::{Gate, Shut},
     handler::{Change, Closure, Stack},
     sync::{Condvar, Mutex, lock, wait_until},
@@ -407,12 +407,29 @@ impl<E: Send + 'static> ProcessorRef<E> {
 
     /// Posts an event. Never blocks; what is not accepted is given back.
     pub fn post(&self, event: E) -> Result<(), Refused<E>> {
+        self.try_post(event).map_err(|(refused, due)| {
+            self.settle(due);
+            refused
+        })
+    }
+
+    /// The same for whoever holds a lock: no user code runs. If something is due afterwards, the caller has to [settle](Self::settle) it
+    /// once it holds none.
+    pub(crate) fn try_post(&self, event: E) -> Result<(), (Refused<E>, Option<Due>)> {
         // A look before the event is boxed: whoever posts to a full mailbox does so again and again.
         if let Err(reason) = self.events.shared.enter(&self.cell) {
-            return Err(Refused { event, reason });
+            return Err((Refused { event, reason }, None));
         }
-        let posted = self.events.shared.submit(&self.cell, Envelope::Event(self.cell.address.slot, Box::new(event)));
-        posted.map_err(|(envelope, reason)| Refused { event: opened(envelope), reason })
+        let envelope = Envelope::Event(self.cell.address.slot, Box::new(event));
+        let posted = self.events.shared.try_submit(&self.cell, envelope);
+        posted.map_err(|(envelope, reason, due)| (Refused { event: opened(envelope), reason }, Some(due)))
+    }
+
+    /// Does what is due after something was refused.
+    pub(crate) fn settle(&self, due: Option<Due>) {
+        if let Some(due) = due {
+            self.events.shared.settle(&self.cell, due);
+        }
     }
 
     /// Posts an event that carries a [`Reply`], and waits for what comes back, at most so long.
@@ -472,7 +489,8 @@ impl<E: Send + 'static> ProcessorRef<E> {
 
     fn request(&self, change: Change<E>) -> Result<(), Refusal> {
         self.events.shared.enter(&self.cell)?;
-        let submitted = self.events.shared.submit(&self.cell, Envelope::Change(self.cell.address.slot, Box::new(change)));
+        let submitted =
+            self.events.shared.submit(&self.cell, Envelope::Change(self.cell.address.slot, Box::new(change)));
         submitted.map_err(|(_, reason)| reason)
     }
 
