@@ -807,4 +807,20 @@ mod tests {
         told.try_recv().expect("finished off");
         drop(open);
     }
+
+    #[test]
+    fn processors_that_have_stopped_do_not_hold_on_to_their_parents() {
+        let events = Events::start(EventsConfig::default()).unwrap();
+        let mut last = events.anonymous().handle(|_, (): ()| ()).unwrap();
+        let mut known = vec![Arc::downgrade(&last.cell)];
+        for _ in 0..10 {
+            let next = events.anonymous().parent(&last).handle(|_, (): ()| ()).unwrap();
+            known.push(Arc::downgrade(&next.cell));
+            let _ = last.stop(DEADLINE);
+            last = next;
+        }
+        assert!(last.cell.parent().is_some(), "the parent of one that lives is known, stopped or not");
+        let there: Vec<_> = known.iter().map(|cell| cell.upgrade().is_some()).collect();
+        assert_eq!(there, [vec![false; 9], vec![true; 2]].concat());
+    }
 }

@@ -85,7 +85,8 @@ pub(crate) struct Cell {
     pub(crate) address: Address,
     pub(crate) dispatcher: Arc<str>,
     pub(crate) queue_size: u64,
-    pub(crate) parent: Option<Arc<Cell>>,
+    /// Until it is finished off: a row of processors that each came from the one before it shall not hold on to all of them.
+    parent: Mutex<Option<Arc<Cell>>>,
     pub(crate) gate: Gate,
     /// Set when the time to drain is over: events go back instead of into the handler.
     pub(crate) discarding: AtomicBool,
@@ -129,6 +130,10 @@ impl Cell {
         None
     }
 
+    pub(crate) fn parent(&self) -> Option<Arc<Cell>> {
+        lock(&self.parent).clone()
+    }
+
     pub(crate) fn take_returned(&self) -> Vec<Box<dyn Any + Send>> {
         std::mem::take(&mut *lock(&self.returned))
     }
@@ -136,6 +141,8 @@ impl Cell {
     /// Lets the handlers go and tells who waits. Done once, by whoever emptied the gate after it was closed, or by the shutdown.
     pub(crate) fn finish(&self) {
         self.behaviour.retire();
+        let parent = lock(&self.parent).take();
+        drop(parent);
         *lock(&self.finished.0) = true;
         self.finished.1.notify_all();
     }
@@ -174,7 +181,7 @@ impl Plan {
             address,
             dispatcher,
             queue_size,
-            parent,
+            parent: Mutex::new(parent),
             gate: Gate::default(),
             discarding: AtomicBool::new(false),
             returned: Mutex::new(Vec::new()),
