@@ -26,7 +26,12 @@ fn an_event_is_posted_when_it_is_due_and_not_before() {
     assert!(began.elapsed() >= delay);
     assert_eq!(told.recv_timeout(DEADLINE), Ok(7));
     assert!(!schedule.cancel());
-    assert_eq!((schedule.posted(), schedule.missed(), events.snapshot().schedules), (1, 0, 0));
+    assert_eq!((schedule.posted(), schedule.missed()), (1, 0));
+    // Its thread counts it off after it has told who waits.
+    while events.snapshot().schedules > 0 {
+        assert!(began.elapsed() < DEADLINE, "it is never counted off");
+        std::thread::yield_now();
+    }
 }
 
 #[test]
