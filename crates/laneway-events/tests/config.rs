@@ -303,3 +303,10 @@ fn what_is_put_together_in_the_program_is_held_to_the_same_limits() {
     let keys: Vec<_> = config.problems().into_iter().map(|problem| problem.key).collect();
     assert_eq!(keys, ["latency-sampling", "stop-grace"]);
 }
+
+/// The whole document may be the section: then the defaults lie there, too.
+#[test]
+fn the_root_may_be_the_whole_document() {
+    let config = EventsConfig::from_text("", "scheduler-pool-size = 7").unwrap();
+    assert_eq!(config, EventsConfig { scheduler_pool_size: 7, ..EventsConfig::default() });
+}
