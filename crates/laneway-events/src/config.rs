@@ -54,7 +54,7 @@ pub struct EventsConfig {
     pub backoff: Backoff,
     /// `dispatchers.<name>.backoff`, whole: what is not overridden is that of `backoff`.
     pub dispatcher_backoffs: Vec<(String, Backoff)>,
-    /// `thread-cpus`: the processor of each thread, if they are tied to any.
+    /// `thread-cpus`: the CPU of each thread, if they are tied to any.
     pub thread_cpus: Option<Vec<usize>>,
     /// `latency-sampling`
     pub latency_sampling: u64,
@@ -182,7 +182,7 @@ impl EventsConfig {
         if let Some(cpus) = &self.thread_cpus
             && cpus.len() != self.assignment.len()
         {
-            let what = format!("must name one processor for each of the {} threads", self.assignment.len());
+            let what = format!("must name one CPU for each of the {} threads", self.assignment.len());
             problems.push(ConfigProblem::new("thread-cpus", "", format!("{cpus:?}"), what));
         }
         problems
@@ -307,7 +307,7 @@ fn read_cpus(section: &mut Section<'_>) -> Option<Vec<usize>> {
     let texts = section.texts("thread-cpus");
     let numbers: Option<Vec<usize>> = texts.iter().map(|text| text.parse().ok()).collect();
     if numbers.is_none() {
-        section.problem("thread-cpus", "must be a list of the numbers of processors, such as [0, 1]");
+        section.problem("thread-cpus", "must be a list of the numbers of CPUs, such as [0, 1]");
     }
     numbers
 }

@@ -445,7 +445,7 @@ impl fmt::Debug for Returned {
 #[derive(Debug)]
 #[must_use = "it holds the events that were not handled"]
 pub struct ShutdownReport {
-    /// The final account. What was given back or still runs is outstanding.
+    /// The final account. What was given back here or still runs is outstanding; what stops of processors gave back counts as done.
     pub account: Account,
     /// The events that were not handled, per processor in their order.
     pub returned: Vec<Returned>,
@@ -460,7 +460,8 @@ pub enum Stopping {
     Stopped,
     /// The stop was asked for inside a handler, which does not wait: what is in the mailbox will be handled, then the processor goes.
     Draining,
-    /// A handler had not come back when the grace was over. When it does, the processor goes; what is left in the mailbox is dropped.
+    /// A handler had not come back when the grace was over. When it does, the processor goes. What is left in its mailbox is not handled:
+    /// another stop of the same [`ProcessorRef`] gives it back, or it is dropped with the last of these.
     StillRunning,
 }
 

@@ -265,11 +265,11 @@ fn layers_lie_over_each_other() {
 #[test]
 fn threads_are_tied_to_processors_if_there_are_such() {
     let one = problems("thread-dispatcher-assignment = [[a], [a]], thread-cpus = [0]");
-    assert_eq!(one, ["thread-cpus = [0]: must name one processor for each of the 2 threads"]);
+    assert_eq!(one, ["thread-cpus = [0]: must name one CPU for each of the 2 threads"]);
     let tied = |cpu: usize| EventsConfig { thread_cpus: Some(vec![cpu]), ..EventsConfig::assigned([["a"]]) };
     let Err(StartError::Pinning(text)) = Events::start(tied(100_000)) else { panic!("no such processor") };
     if cfg!(target_os = "linux") {
-        assert!(text.contains("no processor 100000"), "{text}");
+        assert!(text.contains("no CPU 100000"), "{text}");
     }
 }
 

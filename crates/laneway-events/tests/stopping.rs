@@ -120,6 +120,24 @@ fn a_handler_that_does_not_come_back_is_reported() {
     porter.open();
 }
 
+#[test]
+fn what_a_stop_did_not_wait_for_is_given_back_by_a_later_one_and_counts_as_done() {
+    let config = EventsConfig { stop_grace: Duration::ZERO, ..EventsConfig::default() };
+    let events = Events::start(config).unwrap();
+    let (gate, porter) = door();
+    let processor = events.processor("p").handle(move |_, _: u32| gate.pass()).unwrap();
+    (0..4).for_each(|event| processor.post(event).unwrap());
+    porter.wait_for_arrival();
+    let early = processor.stop(Duration::ZERO);
+    assert_eq!((early.stopping, early.returned), (Stopping::StillRunning, Vec::new()));
+    porter.open();
+    let late = processor.stop(DEADLINE);
+    assert_eq!((late.stopping, late.returned), (Stopping::Stopped, vec![1, 2, 3]));
+    assert!(events.wait_quiet(DEADLINE));
+    let account = events.snapshot().account;
+    assert_eq!((account.done, account.outstanding), (4, 0));
+}
+
 /// Post against stop, from several threads: each accepted event is handled or given back, never both, never neither.
 #[test]
 fn every_event_that_was_accepted_is_handled_or_comes_back() {
