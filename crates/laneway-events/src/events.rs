@@ -801,7 +801,7 @@ mod tests {
         shared.enter(cell).unwrap();
         events.begin_stop(cell);
         let envelope = Envelope::Event(cell.address.slot, Box::new(1_u32));
-        let (_, reason, due) = shared.try_submit(cell, envelope).err().expect("there is no room");
+        let (_, reason, due) = shared.try_submit(cell, envelope).expect_err("there is no room");
         assert_eq!((reason, due.0), (Refusal::DispatcherFull, true));
         assert!(told.try_recv().is_err(), "nothing has been called");
         shared.settle(cell, due);
