@@ -32,8 +32,8 @@ pub(crate) trait Design: Sized + Sync {
     /// What it has counted so far, by the names of metrics.
     fn counters(&self) -> BTreeMap<&'static str, f64>;
 
-    /// Ends its threads.
-    fn finish(self);
+    /// Ends its threads. Gives back what can be counted only then.
+    fn finish(self) -> BTreeMap<&'static str, f64>;
 }
 
 /// A design by name, with its type erased.

@@ -139,7 +139,9 @@ pub(crate) fn run<D: Design>(workload: &Workload) -> Result<Outcome> {
         outcome.set(metric, value);
     }
     drain(&probe, &round, &mut outcome);
-    design.finish();
+    for (metric, value) in design.finish() {
+        outcome.set(metric, value);
+    }
     if probe.violated.load(Relaxed) {
         outcome.violations.push("an event was not the next of its processor, or not alone".into());
     }

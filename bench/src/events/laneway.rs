@@ -48,7 +48,8 @@ impl Design for Laneway {
         ])
     }
 
-    fn finish(self) {
+    fn finish(self) -> BTreeMap<&'static str, f64> {
         drop(self.events.shutdown(Duration::from_secs(10)));
+        BTreeMap::new()
     }
 }

@@ -55,7 +55,7 @@ pub struct EventsArgs {
     /// Rounds; the contenders take turns in each, and start with another one each time
     #[arg(long, default_value_t = 3, value_name = "N")]
     pub rounds: u32,
-    /// Duration of a run
+    /// Duration of a run; idle takes at least 10
     #[arg(long, default_value_t = 1.0, value_name = "SECONDS")]
     pub seconds: f64,
     /// Write every value to this file, one JSON object per line

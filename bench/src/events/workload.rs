@@ -3,6 +3,9 @@
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
+/// Idleness is watched at least so long: what little it costs is below what the clock of a process can show in less.
+const IDLE_SECONDS: f64 = 10.0;
+
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Kind {
@@ -35,6 +38,7 @@ impl Workload {
             Kind::HalfLoad => (format!("half-load-{threads}"), 32 * threads),
             Kind::Idle => ("idle".to_string(), 100_000),
         };
+        let seconds = if kind == Kind::Idle { seconds.max(IDLE_SECONDS) } else { seconds };
         Workload { name, kind, threads, dispatchers, processors, seconds }
     }
 
@@ -106,6 +110,15 @@ fn single(name: &str, seconds: f64) -> Result<Workload> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn idleness_is_watched_for_long_enough() {
+        let seconds = |name, seconds| named(name, &[], &[], seconds).unwrap()[0].seconds;
+        assert_eq!(
+            [seconds("idle", 0.5), seconds("idle", 20.0), seconds("half-load", 0.5)],
+            [10.0, 20.0, 0.5]
+        );
+    }
 
     #[test]
     fn every_dispatcher_is_served_and_every_thread_serves() {

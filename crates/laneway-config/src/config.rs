@@ -118,7 +118,7 @@ impl Config {
     }
 }
 
-fn at<'a>(tree: &'a Tree, path: &[String]) -> Option<&'a HoconValue> {
+pub(crate) fn at<'a>(tree: &'a Tree, path: &[String]) -> Option<&'a HoconValue> {
     let (first, rest) = path.split_first()?;
     let mut value = tree.get(&quoted(first))?;
     for part in rest {

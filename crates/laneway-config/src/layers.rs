@@ -7,7 +7,7 @@ use indexmap::IndexMap;
 
 use crate::{
     Config,
-    config::parts,
+    config::{at, parts},
     guard::{self, BYTES_MAX},
     problem::{LoadError, LoadProblem},
 };
@@ -54,12 +54,18 @@ impl Layers {
     }
 
     /// Puts a part of a text on top, under another path; its substitutions are its own affair: `mounted("reference.conf", text, "laneway.events", "sss-events.engine")`.
+    /// `""` is the whole document, on either side. A part that is not there is a problem.
     pub fn mounted(mut self, name: &str, text: &str, from: &str, to: &str) -> Self {
         let before = self.layers.len();
         self = self.text(name, text);
         if let Some(layer) = self.layers.get_mut(before) {
-            let part = layer.alone.get(from).cloned().unwrap_or_else(|| HoconValue::Object(IndexMap::new()));
-            *layer = Layer::new(name, under(to, part));
+            match mount(&layer.alone, from, to) {
+                Ok(tree) => *layer = Layer::new(name, tree),
+                Err(what) => {
+                    self.layers.truncate(before);
+                    self.problems.push(LoadProblem { layer: name.to_owned(), position: None, what });
+                }
+            }
         }
         self
     }
@@ -179,6 +185,22 @@ fn problem(layer: &str, error: &HoconError) -> LoadProblem {
         other => (None, other.to_string()),
     };
     LoadProblem { layer: layer.to_owned(), position, what }
+}
+
+/// The part of a tree at a path, as a tree that has it at another; `""` is the whole.
+fn mount(tree: &Tree, from: &str, to: &str) -> Result<Tree, String> {
+    let part = match from {
+        "" => {
+            let field = |key: &str| Some((key.to_owned(), at(tree, &[key.to_owned()])?.clone()));
+            HoconValue::Object(tree.keys().into_iter().filter_map(field).collect())
+        }
+        from => at(tree, &parts(from)).cloned().ok_or_else(|| format!("there is nothing at {from}"))?,
+    };
+    match (to, part) {
+        ("", HoconValue::Object(fields)) => Ok(Tree::new(fields)),
+        ("", _) => Err(format!("what is at {from} is no section, and cannot be the whole document")),
+        (to, part) => Ok(under(to, part)),
+    }
 }
 
 /// A tree with this value at this path and nothing else.

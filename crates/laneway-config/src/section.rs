@@ -219,7 +219,8 @@ impl<'a> Section<'a> {
     /// The same for a part of a value, such as a row of a list: `part` is put after the key, `value` is what is shown.
     pub fn problem_in(&mut self, key: &str, part: &str, value: impl Into<String>, what: impl Into<String>) {
         let path = format!("{}{part}", self.path_of(key));
-        let value = mask::shown(key, &value.into());
+        // The key may be a secret's, and so may be what the part names.
+        let value = mask::shown(&path, &mask::shown(&self.path_of(key), &value.into()));
         let origin = self.config.origin_of(&self.known_path_of(key)).map(str::to_owned);
         self.problems.push(ReadProblem { path, value: Some(value), origin, what: what.into() });
     }

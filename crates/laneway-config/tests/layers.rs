@@ -94,6 +94,29 @@ fn a_part_can_be_mounted_elsewhere() {
 }
 
 #[test]
+fn the_whole_document_can_be_mounted_and_mounted_on() {
+    let text = "product.events { a = 1, b { c = 2 } }";
+    let config =
+        Layers::new().mounted("reference.conf", text, "product.events", "").load().expect("a section");
+    assert_eq!(config.origin("b.c").as_deref(), Some("reference.conf"));
+    assert_eq!(config.origin("product"), None);
+    let config = Layers::new().mounted("reference.conf", text, "", "their").load().expect("a document");
+    assert_eq!(config.origin("their.product.events.a").as_deref(), Some("reference.conf"));
+}
+
+#[test]
+fn a_part_that_is_not_there_cannot_be_mounted() {
+    let error = Layers::new()
+        .mounted("reference.conf", "product.events.a = 1", "product.evens", "their.engine")
+        .mounted("other.conf", "a = 1", "a", "")
+        .load()
+        .expect_err("neither is a section");
+    let text = error.to_string();
+    assert!(text.contains("reference.conf: there is nothing at product.evens"), "{text}");
+    assert!(text.contains("other.conf: what is at a is no section"), "{text}");
+}
+
+#[test]
 fn all_that_cannot_be_loaded_is_said_at_once() {
     let folder = Folder::new("errors");
     let stray = folder.write("stray.conf", "a = 1\n}\nb = 2");
@@ -148,4 +171,17 @@ fn secrets_are_not_shown() {
     let error = config.read("db", |s| s.integer("password", 0..=1)).expect_err("not a number").to_string();
     assert!(!error.contains("hunter2"), "{error}");
     assert!(error.contains("db.password = (hidden) (application.conf): must be a whole number"), "{error}");
+}
+
+#[test]
+fn a_part_of_a_secret_and_a_secret_part_are_hidden() {
+    let config =
+        Layers::new().text("application.conf", "passwords = [a]\nusers = {}").load().expect("well-formed");
+    let read = config.read("", |s| {
+        s.problem_in("passwords", "[0]", "hunter2", "too short");
+        s.problem_in("users", ".me.password", "hunter2", "too short");
+        s.problem_in("users", ".me.name", "me", "too short");
+    });
+    let error = read.expect_err("three problems").to_string();
+    assert!(!error.contains("hunter2") && error.contains("users.me.name = me"), "{error}");
 }

@@ -8,7 +8,7 @@
 //! gate under the lock of the lists. So nobody is on a list after its stop.
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet, btree_map::Entry},
     sync::Arc,
 };
 
@@ -47,9 +47,14 @@ pub(crate) struct Channels {
 
 #[derive(Default)]
 struct Lists {
-    by_channel: HashMap<Arc<str>, Arc<Vec<Arc<Cell>>>, RandomState>,
-    by_processor: HashMap<u64, BTreeSet<Arc<str>>, RandomState>,
+    by_channel: HashMap<Arc<str>, Arc<Subscribers>, RandomState>,
+    /// By the number of a processor: its channels, and where it is found among their subscribers.
+    by_processor: HashMap<u64, BTreeMap<Arc<str>, u64>, RandomState>,
+    next_number: u64,
 }
+
+/// The subscribers of a channel by the numbers of their subscriptions, hence in that order; to find one takes no search.
+type Subscribers = BTreeMap<u64, Arc<Cell>>;
 
 impl Lists {
     fn add(&mut self, cell: &Arc<Cell>, channel: &str) {
@@ -57,22 +62,23 @@ impl Lists {
             Some((name, _)) => name.clone(),
             None => Arc::from(channel),
         };
-        if self.by_processor.entry(cell.number).or_default().insert(name.clone()) {
-            Arc::make_mut(self.by_channel.entry(name).or_default()).push(cell.clone());
+        if let Entry::Vacant(place) = self.by_processor.entry(cell.number).or_default().entry(name.clone()) {
+            let number = self.next_number;
+            self.next_number += 1;
+            place.insert(number);
+            Arc::make_mut(self.by_channel.entry(name).or_default()).insert(number, cell.clone());
         }
     }
 
     fn remove(&mut self, cell: &Arc<Cell>, channel: &str) {
         let Some(channels) = self.by_processor.get_mut(&cell.number) else { return };
-        if !channels.remove(channel) {
-            // Others may well be on it; this one is not.
-            return;
-        }
+        // Others may well be on it, where this one is not.
+        let Some(number) = channels.remove(channel) else { return };
         if channels.is_empty() {
             self.by_processor.remove(&cell.number);
         }
         if let Some(list) = self.by_channel.get_mut(channel) {
-            Arc::make_mut(list).retain(|other| other.number != cell.number);
+            Arc::make_mut(list).remove(&number);
             if list.is_empty() {
                 self.by_channel.remove(channel);
             }
@@ -86,7 +92,10 @@ impl Lists {
     }
 
     fn of(&self, cell: &Cell) -> BTreeSet<Arc<str>> {
-        self.by_processor.get(&cell.number).cloned().unwrap_or_default()
+        self.by_processor
+            .get(&cell.number)
+            .map(|channels| channels.keys().cloned().collect())
+            .unwrap_or_default()
     }
 }
 
@@ -141,7 +150,7 @@ impl Channels {
     }
 
     /// The subscribers of these channels, each once, in the order of their subscription.
-    fn subscribers(&self, channels: &[&str]) -> Vec<Arc<Vec<Arc<Cell>>>> {
+    fn subscribers(&self, channels: &[&str]) -> Vec<Arc<Subscribers>> {
         let lists = read(&self.lists);
         channels.iter().filter_map(|channel| lists.by_channel.get(*channel).cloned()).collect()
     }
@@ -198,7 +207,7 @@ impl Handle {
         let lists = self.shared.channels.subscribers(channels);
         let mut reached: HashSet<u64, RandomState> = HashSet::default();
         let mut broadcast = Broadcast::default();
-        for cell in lists.iter().flat_map(|list| list.iter()) {
+        for cell in lists.iter().flat_map(|list| list.values()) {
             // On several channels at once: once is enough.
             if lists.len() > 1 && !reached.insert(cell.number) {
                 continue;
@@ -220,6 +229,9 @@ impl Handle {
         // The copy is made before a place is taken: a copy that panics leaves nothing behind.
         let copy = Box::new(event.clone());
         self.shared.enter(cell)?;
-        Ok(self.shared.submit(cell, Envelope::Event(copy)).map_err(|(_, reason)| reason)?)
+        Ok(self
+            .shared
+            .submit(cell, Envelope::Event(cell.address.slot, copy))
+            .map_err(|(_, reason)| reason)?)
     }
 }

@@ -20,6 +20,7 @@ pub const THREADS_MAX: usize = 100;
 const QUEUE_MAX: u64 = 1_000_000;
 const OUTSTANDING_MAX: u64 = 1_000_000_000;
 const MICROS_MAX: u64 = 60_000_000;
+const GRACE_MAX: Duration = Duration::from_secs(86_400);
 
 /// What an event system is built from.
 ///
@@ -53,7 +54,7 @@ pub struct EventsConfig {
     pub backoff: Backoff,
     /// `dispatchers.<name>.backoff`, whole: what is not overridden is that of `backoff`.
     pub dispatcher_backoffs: Vec<(String, Backoff)>,
-    /// `thread-cpus`: the processor of each thread, if they are tied to any.
+    /// `thread-cpus`: the CPU of each thread, if they are tied to any.
     pub thread_cpus: Option<Vec<usize>>,
     /// `latency-sampling`
     pub latency_sampling: u64,
@@ -135,7 +136,7 @@ impl EventsConfig {
             backoff,
             thread_cpus: section.optional("thread-cpus", read_cpus).flatten(),
             latency_sampling: section.integer("latency-sampling", 0..=OUTSTANDING_MAX),
-            stop_grace: section.duration("stop-grace", Duration::ZERO..=Duration::from_secs(86_400)),
+            stop_grace: section.duration("stop-grace", Duration::ZERO..=GRACE_MAX),
         };
         let problems = config.problems();
         // A list that could not be read has been complained about, and has no rows to complain about.
@@ -181,7 +182,7 @@ impl EventsConfig {
         if let Some(cpus) = &self.thread_cpus
             && cpus.len() != self.assignment.len()
         {
-            let what = format!("must name one processor for each of the {} threads", self.assignment.len());
+            let what = format!("must name one CPU for each of the {} threads", self.assignment.len());
             problems.push(ConfigProblem::new("thread-cpus", "", format!("{cpus:?}"), what));
         }
         problems
@@ -225,6 +226,16 @@ impl EventsConfig {
                 let what = format!("must be a whole number from 1 to {most}");
                 problems.push(ConfigProblem::new(key, "", value.to_string(), what));
             }
+        }
+        if self.latency_sampling > OUTSTANDING_MAX {
+            let what = format!("must be a whole number from 0 to {OUTSTANDING_MAX}");
+            let value = self.latency_sampling.to_string();
+            problems.push(ConfigProblem::new("latency-sampling", "", value, what));
+        }
+        if self.stop_grace > GRACE_MAX {
+            let what = format!("must be a time from 0ns to {GRACE_MAX:?}");
+            let value = format!("{:?}", self.stop_grace);
+            problems.push(ConfigProblem::new("stop-grace", "", value, what));
         }
     }
 }
@@ -296,7 +307,7 @@ fn read_cpus(section: &mut Section<'_>) -> Option<Vec<usize>> {
     let texts = section.texts("thread-cpus");
     let numbers: Option<Vec<usize>> = texts.iter().map(|text| text.parse().ok()).collect();
     if numbers.is_none() {
-        section.problem("thread-cpus", "must be a list of the numbers of processors, such as [0, 1]");
+        section.problem("thread-cpus", "must be a list of the numbers of CPUs, such as [0, 1]");
     }
     numbers
 }

@@ -153,7 +153,7 @@ pub enum StartError {
     /// The configuration is not valid.
     #[error("{}", list("the configuration is not valid", .0))]
     Config(Vec<ConfigProblem>),
-    /// Threads cannot be tied to these processors.
+    /// Threads cannot be tied to these CPUs.
     #[error("thread-cpus: {0}")]
     Pinning(String),
     /// The engine below could not be built.

@@ -42,7 +42,7 @@ use crate::{
     config::listed,
     handler::Closure,
     pinning,
-    processor::{Address, AnyProcessor, Cell, Envelope, Plan},
+    processor::{Address, AnyProcessor, Cell, Envelope, Plan, Ran},
     registry::{NotInserted, Registry},
     schedule::{FAR, Timer},
     slots::Slots,
@@ -53,6 +53,10 @@ type Lanes = laneway::Handle<Address, Option<Envelope>>;
 
 /// Is told what would be lost in silence.
 type OnReport = Box<dyn Fn(Report) + Send + Sync>;
+
+/// Whether a processor is to be finished off by whoever has this, because the last one left its closed gate.
+#[must_use = "nobody else finishes it off"]
+pub(crate) struct Due(bool);
 
 /// What the system, its handles and its threads share.
 pub(crate) struct Shared {
@@ -114,16 +118,35 @@ impl Shared {
 
     /// Puts something into a mailbox in which it has a place.
     pub(crate) fn submit(&self, cell: &Arc<Cell>, envelope: Envelope) -> Result<(), (Envelope, Refusal)> {
+        self.try_submit(cell, envelope).map_err(|(envelope, reason, due)| {
+            self.settle(cell, due);
+            (envelope, reason)
+        })
+    }
+
+    /// The same for whoever holds a lock: no user code runs. If it is refused, the caller has to [settle](Self::settle) once it holds none.
+    pub(crate) fn try_submit(
+        &self,
+        cell: &Arc<Cell>,
+        envelope: Envelope,
+    ) -> Result<(), (Envelope, Refusal, Due)> {
         let refused = match self.lanes().try_submit((cell.address, Some(envelope))) {
             Ok(_) => return Ok(()),
             Err(refused) => refused,
         };
-        self.leave(cell, 1);
+        let due = Due(cell.gate.leave(1));
         let reason = match refused.reason {
             laneway::Refusal::Closed => Refusal::ShutDown,
             _ => Refusal::DispatcherFull,
         };
-        Err((refused.message.body.expect("just put in"), reason))
+        Err((refused.message.body.expect("just put in"), reason, due))
+    }
+
+    /// Does what is due to a processor after something of it was refused.
+    pub(crate) fn settle(&self, cell: &Arc<Cell>, due: Due) {
+        if due.0 {
+            self.finish(cell);
+        }
     }
 
     /// So many have left a mailbox.
@@ -138,6 +161,13 @@ impl Shared {
         self.channels.forget(cell);
         self.registry.remove(&cell.id, cell);
         self.slots.remove(cell.address.slot);
+        self.dismiss(cell);
+    }
+
+    /// Lets the handlers of a processor go. What they do when they are told so counts as inside a handler, whichever thread this is:
+    /// if they stopped somebody and waited, whoever waits for this processor would wait with them.
+    fn dismiss(&self, cell: &Cell) {
+        let _inside = Inside::enter(self, cell);
         cell.finish();
     }
 
@@ -168,13 +198,20 @@ impl TurnHandler<Address, Option<Envelope>> for Run {
             {
                 let _ = here.set(Handle { shared });
             }
-            let events = here.get();
-            let cell = events.and_then(|events| events.shared.slots.get(context.key().slot));
-            let (Some(events), Some(cell)) = (events, cell) else {
-                // The system has been taken apart while this thread was away. The event goes with it.
-                return turn.next().map_or(Outcome::Done, |_| Outcome::Skip);
-            };
-            run(events, &cell, context.worker(), turn)
+            let (mut slot, mut first) = (context.key().slot, None);
+            loop {
+                let events = here.get();
+                let cell = events.and_then(|events| events.shared.slots.get(slot));
+                let (Some(events), Some(cell)) = (events, cell) else {
+                    // The system has been taken apart while this thread was away. The event goes with it.
+                    let is_there = first.is_some() || turn.next().is_some();
+                    return if is_there { Outcome::Skip } else { Outcome::Done };
+                };
+                match run(events, &cell, context.worker(), first.take(), turn) {
+                    Ran::Over(outcome) => return outcome,
+                    Ran::Strayed(envelope) => (slot, first) = (envelope.slot(), Some(envelope)),
+                }
+            }
         })
     }
 }
@@ -183,11 +220,12 @@ fn run(
     events: &Handle,
     cell: &Arc<Cell>,
     thread: usize,
+    first: Option<Envelope>,
     turn: &mut Messages<'_, '_, Address, Option<Envelope>>,
-) -> Outcome {
+) -> Ran {
     let _inside = Inside::enter(&events.shared, cell);
     let mut taken = 0;
-    let run = catch_unwind(AssertUnwindSafe(|| cell.run(events, thread, turn, &mut taken)));
+    let run = catch_unwind(AssertUnwindSafe(|| cell.run(events, thread, first, turn, &mut taken)));
     if let Err(panic) = &run {
         let error = panic_text(&**panic);
         events.shared.report(Report::Failed { processor: cell.id.clone(), error });
@@ -266,16 +304,18 @@ impl Builder {
         let (alive, scheduler) = channel();
         let (engine, scheduler) = (Some(engine), Mutex::new(scheduler));
         let events = Events { handle: Handle { shared }, engine, scheduler };
-        for number in 0..config.scheduler_pool_size {
+        let start = |number| {
             let (timer, alive) = (timer.clone(), alive.clone());
             let life = move || {
                 timer.run();
                 drop(alive);
             };
-            let thread = std::thread::Builder::new().name(format!("scheduler-{number}")).spawn(life);
-            // If it fails, those that run are ended by the drop.
-            thread.map_err(|error| StartError::Thread(error.to_string()))?;
-        }
+            std::thread::Builder::new().name(format!("scheduler-{number}")).spawn(life).map(drop)
+        };
+        let started = (0..config.scheduler_pool_size).try_for_each(start);
+        // If one fails, those that run are ended by the drop of the system, which waits until nobody has one of these.
+        drop(alive);
+        started.map_err(|error| StartError::Thread(error.to_string()))?;
         Ok(events)
     }
 }
@@ -356,11 +396,11 @@ impl Events {
         let report = engine.shutdown(drain);
         for cell in shared.registry.take_all() {
             let _ = cell.gate.close();
-            cell.finish();
+            shared.dismiss(&cell);
         }
         shared.channels.clear();
         let given_back = |message: laneway::Message<Address, Option<Envelope>>| match message.body {
-            Some(Envelope::Event(event)) => {
+            Some(Envelope::Event(_, event)) => {
                 let processor = shared.slots.get(message.key.slot).map_or("".into(), |cell| cell.id.clone());
                 Some(Returned { processor, event })
             }
@@ -405,7 +445,7 @@ impl fmt::Debug for Returned {
 #[derive(Debug)]
 #[must_use = "it holds the events that were not handled"]
 pub struct ShutdownReport {
-    /// The final account. What was given back or still runs is outstanding.
+    /// The final account. What was given back here or still runs is outstanding; what stops of processors gave back counts as done.
     pub account: Account,
     /// The events that were not handled, per processor in their order.
     pub returned: Vec<Returned>,
@@ -420,7 +460,8 @@ pub enum Stopping {
     Stopped,
     /// The stop was asked for inside a handler, which does not wait: what is in the mailbox will be handled, then the processor goes.
     Draining,
-    /// A handler had not come back when the grace was over. When it does, the processor goes; what is left in the mailbox is dropped.
+    /// A handler had not come back when the grace was over. When it does, the processor goes. What is left in its mailbox is not handled:
+    /// another stop of the same [`ProcessorRef`] gives it back, or it is dropped with the last of these.
     StillRunning,
 }
 
@@ -540,7 +581,7 @@ impl Handle {
         let drained = cell.wait_finished(Instant::now() + drain.min(FAR));
         if !drained {
             cell.discarding.store(true, Ordering::Release);
-            if !cell.wait_finished(Instant::now() + self.shared.stop_grace) {
+            if !cell.wait_finished(Instant::now() + self.shared.stop_grace.min(FAR)) {
                 return (Stopping::StillRunning, Vec::new());
             }
         }
@@ -669,7 +710,7 @@ impl Shared {
     fn submit_start(&self, cell: &Arc<Cell>) -> Result<(), RegisterError> {
         // Beside the queue size, which is for events.
         cell.gate.enter(u64::MAX >> 1).expect("a gate that nobody has closed");
-        self.submit(cell, Envelope::Start).map_err(|(_, reason)| match reason {
+        self.submit(cell, Envelope::Start(cell.address.slot)).map_err(|(_, reason)| match reason {
             Refusal::ShutDown => RegisterError::ShutDown,
             _ => RegisterError::DispatcherFull,
         })
@@ -682,5 +723,105 @@ impl From<NotInserted> for RegisterError {
             NotInserted::Closed => RegisterError::ShutDown,
             NotInserted::Taken => RegisterError::DuplicateId(String::new()),
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const DEADLINE: Duration = Duration::from_secs(60);
+
+    /// In unit tests two processors each have the same fingerprint (`processor.rs`): every turn here may hold events of both.
+    #[test]
+    fn processors_that_share_a_lane_get_their_own_events_in_order() {
+        let (report, reports) = channel();
+        let report = Mutex::new(report);
+        let on_report = move |it: Report| report.lock().unwrap().send(it.to_string()).unwrap();
+        let events = Events::builder(EventsConfig::default()).on_report(on_report).start().unwrap();
+        let (open, opened) = channel::<()>();
+        let (tell, told) = channel();
+        let numbers = (tell.clone(), tell.clone());
+        let _one = events.processor("one").handle(|_, (): ()| ()).unwrap();
+        let first = events.processor("first").handle(move |_, number: u32| {
+            if number == 0 {
+                opened.recv_timeout(DEADLINE).unwrap();
+            }
+            numbers.0.send(("first", number)).unwrap();
+            if number == 5 { Err("five") } else { Ok(()) }
+        });
+        let second = events.processor("second").handle(move |_, text: String| {
+            numbers.1.send(("second", text.parse().unwrap())).unwrap();
+            if text == "7" {
+                panic!("seven")
+            }
+        });
+        drop(tell);
+        let (first, second) = (first.unwrap(), second.unwrap());
+        for number in 0..100 {
+            first.post(number).unwrap();
+            second.post(number.to_string()).unwrap();
+        }
+        open.send(()).unwrap();
+        assert_eq!(first.stop(DEADLINE).stopping, Stopping::Stopped);
+        assert_eq!(second.stop(DEADLINE).stopping, Stopping::Stopped);
+        let seen: Vec<_> = told.iter().collect();
+        let wanted: Vec<_> = (0..100).flat_map(|number| [("first", number), ("second", number)]).collect();
+        assert_eq!(seen, wanted, "one lane, one order");
+        let account = events.shutdown(DEADLINE).account;
+        assert!(account.balances() && account.outstanding == 0);
+        let reports: Vec<_> = reports.try_iter().collect();
+        assert_eq!(reports.len(), 2, "{reports:?}");
+        assert!(reports[0].contains("five") && reports[0].contains("first"), "{reports:?}");
+        assert!(reports[1].contains("seven") && reports[1].contains("second"), "{reports:?}");
+    }
+
+    /// A schedule posts under a lock: what is due to the processor then has to wait until that is let go of.
+    #[test]
+    fn who_submits_under_a_lock_is_told_what_is_due_and_runs_no_user_code() {
+        struct Says(std::sync::mpsc::Sender<()>);
+        impl Handler<u32> for Says {
+            fn handle(&mut self, _: &mut Context<'_, u32>, _: u32) -> Handled<u32> {
+                Handled::Done
+            }
+            fn stopped(&mut self) {
+                self.0.send(()).unwrap();
+            }
+        }
+        let config = EventsConfig { dispatcher_capacity: 1, ..EventsConfig::default() };
+        let events = Events::builder(config).start().unwrap();
+        let (tell, told) = channel();
+        let processor = events.processor("p").handler(Says(tell)).unwrap();
+        assert!(events.wait_quiet(DEADLINE));
+        let (open, opened) = channel::<()>();
+        let wait = move |_: &mut Context<'_, ()>, ()| opened.recv_timeout(DEADLINE).unwrap_or_default();
+        let keeper = events.processor("keeper").handle(wait).unwrap();
+        while keeper.post(()).is_ok() {}
+        let (shared, cell) = (&events.shared, &processor.cell);
+        shared.enter(cell).unwrap();
+        events.begin_stop(cell);
+        let envelope = Envelope::Event(cell.address.slot, Box::new(1_u32));
+        let (_, reason, due) = shared.try_submit(cell, envelope).expect_err("there is no room");
+        assert_eq!((reason, due.0), (Refusal::DispatcherFull, true));
+        assert!(told.try_recv().is_err(), "nothing has been called");
+        shared.settle(cell, due);
+        told.try_recv().expect("finished off");
+        drop(open);
+    }
+
+    #[test]
+    fn processors_that_have_stopped_do_not_hold_on_to_their_parents() {
+        let events = Events::start(EventsConfig::default()).unwrap();
+        let mut last = events.anonymous().handle(|_, (): ()| ()).unwrap();
+        let mut known = vec![Arc::downgrade(&last.cell)];
+        for _ in 0..10 {
+            let next = events.anonymous().parent(&last).handle(|_, (): ()| ()).unwrap();
+            known.push(Arc::downgrade(&next.cell));
+            let _ = last.stop(DEADLINE);
+            last = next;
+        }
+        assert!(last.cell.parent().is_some(), "the parent of one that lives is known, stopped or not");
+        let there: Vec<_> = known.iter().map(|cell| cell.upgrade().is_some()).collect();
+        assert_eq!(there, [vec![false; 9], vec![true; 2]].concat());
     }
 }

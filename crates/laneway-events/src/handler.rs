@@ -109,7 +109,7 @@ impl<E: Send + 'static> Context<'_, E> {
 
     /// The processor that this one was registered under, if any.
     pub fn parent(&self) -> Option<AnyProcessor> {
-        self.cell.parent.as_ref().map(|parent| AnyProcessor::new(parent.clone(), self.events.clone()))
+        self.cell.parent().map(|parent| AnyProcessor::new(parent, self.events.clone()))
     }
 
     /// The same, if it takes events of this type.

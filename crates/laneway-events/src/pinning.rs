@@ -1,4 +1,4 @@
-//! Tying threads to processors, where the configuration says so and the operating system can.
+//! Tying threads to CPUs, where the configuration says so and the operating system can.
 
 /// Whether this thread may be tied to each of these.
 #[cfg(target_os = "linux")]
@@ -11,7 +11,7 @@ pub(crate) fn check(cpus: &[usize]) -> Result<(), String> {
                 .filter(|cpu| allowed.is_set(*cpu))
                 .map(|cpu| cpu.to_string())
                 .collect();
-            Err(format!("there is no processor {cpu} for this program: there are {}", known.join(", ")))
+            Err(format!("there is no CPU {cpu} for this program: there are {}", known.join(", ")))
         }
         None => Ok(()),
     }
@@ -28,7 +28,7 @@ pub(crate) fn tie_to(cpu: usize) {
 /// Elsewhere it is refused at the start.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn check(_: &[usize]) -> Result<(), String> {
-    Err("this operating system does not tie threads to processors".to_owned())
+    Err("this operating system does not tie threads to CPUs".to_owned())
 }
 
 #[cfg(not(target_os = "linux"))]

@@ -22,18 +22,36 @@ use laneway::{Messages, Outcome};
 use crate::{
     AskError, Become, Context, Handle, Handled, Handler, LookupError, Refusal, Refused, Report,
     ask::{self, Reply},
-    events::StopReport,
+    events::{Due, StopReport},
     gate::{Gate, Shut},
     handler::{Change, Closure, Stack},
     sync::{Condvar, Mutex, lock, wait_until},
 };
 
-/// What travels through the engine: an event, or a request about the handlers, without its type.
+/// What travels through the engine: an event, or a request about the handlers, without its type. Each has the slot of its processor
+/// on it: two processors whose fingerprints are the same share a lane, and so a turn may hold events of both.
 pub(crate) enum Envelope {
-    Event(Box<dyn Any + Send>),
+    Event(u32, Box<dyn Any + Send>),
     /// A `Change<E>`.
-    Change(Box<dyn Any + Send>),
-    Start,
+    Change(u32, Box<dyn Any + Send>),
+    Start(u32),
+}
+
+impl Envelope {
+    /// The slot of the processor that it is for.
+    pub(crate) fn slot(&self) -> u32 {
+        match self {
+            Envelope::Event(slot, _) | Envelope::Change(slot, _) | Envelope::Start(slot) => *slot,
+        }
+    }
+}
+
+/// How a processor's part of a turn ended.
+pub(crate) enum Ran {
+    /// The turn is over.
+    Over(Outcome),
+    /// The turn goes on with this, which is for another processor.
+    Strayed(Envelope),
 }
 
 /// The key of a lane: a processor, by its numbers.
@@ -47,9 +65,12 @@ pub(crate) struct Address {
     pub(crate) place: u32,
 }
 
+/// So many processors have the same fingerprint. In unit tests they are two, so that sharing a lane is seen at all.
+const SHARING: u64 = if cfg!(test) { 2 } else { 1 };
+
 impl Hash for Address {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u64(self.number);
+        state.write_u64(self.number / SHARING);
     }
 }
 
@@ -64,7 +85,8 @@ pub(crate) struct Cell {
     pub(crate) address: Address,
     pub(crate) dispatcher: Arc<str>,
     pub(crate) queue_size: u64,
-    pub(crate) parent: Option<Arc<Cell>>,
+    /// Until it is finished off: a row of processors that each came from the one before it shall not hold on to all of them.
+    parent: Mutex<Option<Arc<Cell>>>,
     pub(crate) gate: Gate,
     /// Set when the time to drain is over: events go back instead of into the handler.
     pub(crate) discarding: AtomicBool,
@@ -84,24 +106,32 @@ impl Cell {
         LookupError::WrongType { id, takes, given: type_name::<E>() }
     }
 
-    /// Handles a turn, and counts in `taken` what it has taken. A panic of the handler goes through, after everything is in its place again.
+    /// Handles `first`, if there is one, and the rest of a turn, and counts in `taken` what it has taken. A panic of the handler goes
+    /// through, after everything is in its place again.
     pub(crate) fn run(
         self: &Arc<Self>,
         events: &Handle,
         thread: usize,
+        first: Option<Envelope>,
         turn: Turn<'_, '_, '_>,
         taken: &mut u64,
-    ) -> Outcome {
-        self.behaviour.run(self, events, thread, turn, taken)
+    ) -> Ran {
+        self.behaviour.run(self, events, thread, first, turn, taken)
     }
 
-    /// Whether the time to drain is over. Then the event is put where the stop finds it.
-    fn discards(&self, envelope: &mut Option<Envelope>) -> bool {
-        let discards = self.discarding.load(Ordering::Acquire);
-        if discards && let Some(Envelope::Event(event)) = envelope.take() {
+    /// Gives the envelope back, unless the time to drain is over. Then the event is put where the stop finds it.
+    fn unless_discarded(&self, envelope: Envelope) -> Option<Envelope> {
+        if !self.discarding.load(Ordering::Acquire) {
+            return Some(envelope);
+        }
+        if let Envelope::Event(_, event) = envelope {
             lock(&self.returned).push(event);
         }
-        discards
+        None
+    }
+
+    pub(crate) fn parent(&self) -> Option<Arc<Cell>> {
+        lock(&self.parent).clone()
     }
 
     pub(crate) fn take_returned(&self) -> Vec<Box<dyn Any + Send>> {
@@ -111,6 +141,8 @@ impl Cell {
     /// Lets the handlers go and tells who waits. Done once, by whoever emptied the gate after it was closed, or by the shutdown.
     pub(crate) fn finish(&self) {
         self.behaviour.retire();
+        let parent = lock(&self.parent).take();
+        drop(parent);
         *lock(&self.finished.0) = true;
         self.finished.1.notify_all();
     }
@@ -149,7 +181,7 @@ impl Plan {
             address,
             dispatcher,
             queue_size,
-            parent,
+            parent: Mutex::new(parent),
             gate: Gate::default(),
             discarding: AtomicBool::new(false),
             returned: Mutex::new(Vec::new()),
@@ -166,9 +198,10 @@ trait Behave: Send + Sync {
         cell: &Arc<Cell>,
         events: &Handle,
         thread: usize,
+        first: Option<Envelope>,
         turn: Turn<'_, '_, '_>,
         taken: &mut u64,
-    ) -> Outcome;
+    ) -> Ran;
     /// No handler will be called any more, except to be told so.
     fn retire(&self);
     fn event_type(&self) -> TypeId;
@@ -238,15 +271,15 @@ impl<E: Send + 'static> Stack<E> {
         let mut context = Context { events, cell, thread, depth: self.0.len(), changes: Vec::new() };
         let top = self.0.last_mut().expect("there is always one");
         let handled = match envelope {
-            Envelope::Event(event) => {
+            Envelope::Event(_, event) => {
                 let event = event.downcast::<E>().expect("posted by its type");
                 top.handle(&mut context, *event)
             }
-            Envelope::Change(change) => {
+            Envelope::Change(_, change) => {
                 context.changes.push(*change.downcast::<Change<E>>().expect("requested by its type"));
                 Handled::Done
             }
-            Envelope::Start => {
+            Envelope::Start(_) => {
                 top.started(&mut context);
                 Handled::Done
             }
@@ -264,27 +297,33 @@ impl<E: Send + 'static> Behave for Typed<E> {
         cell: &Arc<Cell>,
         events: &Handle,
         thread: usize,
+        mut first: Option<Envelope>,
         turn: Turn<'_, '_, '_>,
         taken: &mut u64,
-    ) -> Outcome {
-        let Some(mut hand) = InHand::take(&self.home) else {
-            // The shutdown did not wait for this thread any longer. The event goes with the processor.
-            *taken += u64::from(turn.next().is_some());
-            return Outcome::Skip;
-        };
-        let stack = hand.stack();
-        while let Some(body) = turn.next() {
+    ) -> Ran {
+        let mut hand = InHand::take(&self.home);
+        loop {
+            let next = match first.take() {
+                Some(first) => Some(first),
+                None => match turn.next() {
+                    Some(body) => body.take(),
+                    None => return Ran::Over(Outcome::Done),
+                },
+            };
+            let next = match next {
+                Some(other) if other.slot() != cell.address.slot => return Ran::Strayed(other),
+                next => next,
+            };
             *taken += 1;
-            if cell.discards(body) {
-                continue;
-            }
-            let Some(envelope) = body.take() else { return Outcome::Skip };
-            match stack.handle(cell, events, thread, envelope) {
+            // Without handlers: the shutdown did not wait for this thread any longer. The event goes with the processor.
+            let (Some(hand), Some(envelope)) = (&mut hand, next) else { return Ran::Over(Outcome::Skip) };
+            let Some(envelope) = cell.unless_discarded(envelope) else { continue };
+            match hand.stack().handle(cell, events, thread, envelope) {
                 Handled::Done => {}
                 Handled::Failed(error) => {
                     let report = Report::Failed { processor: cell.id.clone(), error: error.clone() };
                     events.shared.report(report);
-                    return Outcome::Failed(error);
+                    return Ran::Over(Outcome::Failed(error));
                 }
                 Handled::Unmatched(event) => {
                     let (processor, event_type) = (cell.id.clone(), type_name::<E>());
@@ -292,7 +331,6 @@ impl<E: Send + 'static> Behave for Typed<E> {
                 }
             }
         }
-        Outcome::Done
     }
 
     fn retire(&self) {
@@ -376,12 +414,29 @@ impl<E: Send + 'static> ProcessorRef<E> {
 
     /// Posts an event. Never blocks; what is not accepted is given back.
     pub fn post(&self, event: E) -> Result<(), Refused<E>> {
+        self.try_post(event).map_err(|(refused, due)| {
+            self.settle(due);
+            refused
+        })
+    }
+
+    /// The same for whoever holds a lock: no user code runs. If something is due afterwards, the caller has to [settle](Self::settle) it
+    /// once it holds none.
+    pub(crate) fn try_post(&self, event: E) -> Result<(), (Refused<E>, Option<Due>)> {
         // A look before the event is boxed: whoever posts to a full mailbox does so again and again.
         if let Err(reason) = self.events.shared.enter(&self.cell) {
-            return Err(Refused { event, reason });
+            return Err((Refused { event, reason }, None));
         }
-        let posted = self.events.shared.submit(&self.cell, Envelope::Event(Box::new(event)));
-        posted.map_err(|(envelope, reason)| Refused { event: opened(envelope), reason })
+        let envelope = Envelope::Event(self.cell.address.slot, Box::new(event));
+        let posted = self.events.shared.try_submit(&self.cell, envelope);
+        posted.map_err(|(envelope, reason, due)| (Refused { event: opened(envelope), reason }, Some(due)))
+    }
+
+    /// Does what is due after something was refused.
+    pub(crate) fn settle(&self, due: Option<Due>) {
+        if let Some(due) = due {
+            self.events.shared.settle(&self.cell, due);
+        }
     }
 
     /// Posts an event that carries a [`Reply`], and waits for what comes back, at most so long.
@@ -441,7 +496,8 @@ impl<E: Send + 'static> ProcessorRef<E> {
 
     fn request(&self, change: Change<E>) -> Result<(), Refusal> {
         self.events.shared.enter(&self.cell)?;
-        let submitted = self.events.shared.submit(&self.cell, Envelope::Change(Box::new(change)));
+        let submitted =
+            self.events.shared.submit(&self.cell, Envelope::Change(self.cell.address.slot, Box::new(change)));
         submitted.map_err(|(_, reason)| reason)
     }
 
@@ -456,8 +512,8 @@ impl<E: Send + 'static> ProcessorRef<E> {
 
 fn opened<E: 'static>(envelope: Envelope) -> E {
     match envelope {
-        Envelope::Event(event) => *event.downcast::<E>().expect("boxed a moment ago"),
-        Envelope::Change(_) | Envelope::Start => unreachable!("an event went in"),
+        Envelope::Event(_, event) => *event.downcast::<E>().expect("boxed a moment ago"),
+        Envelope::Change(..) | Envelope::Start(_) => unreachable!("an event went in"),
     }
 }
 

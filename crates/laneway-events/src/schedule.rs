@@ -7,7 +7,8 @@
 //! every post, or, for a rate, after the last one: the schedule never fires again. `tests/loom_schedule.rs` runs the two against each
 //! other, and a schedule that is made against threads that go to sleep.
 //!
-//! Locks are taken in the order heap, status, engine; user code (the event's maker, its drop) runs under none.
+//! Locks are taken in the order heap, status, engine; user code (the event's maker, its drop, the
+//! last words of a handler) runs under none.
 
 use std::{
     cmp::Ordering,
@@ -19,8 +20,7 @@ use std::{
 };
 
 use crate::{
-    Handle, NotPosted, NotPostedReason, NotScheduled, ProcessorRef, Refusal, Refused, Report,
-    ScheduleRefusal,
+    Handle, NotScheduled, ProcessorRef, Refused, Report, ScheduleRefusal,
     sync::{Condvar, Mutex, lock, wait_until},
 };
 
@@ -336,25 +336,11 @@ enum Target<E> {
 }
 
 impl<E: Send + 'static> Target<E> {
-    /// Posts; gives the event back if it was not accepted.
-    fn post(&self, event: E) -> (ScheduleEnd, Option<E>) {
-        let refused = |reason: Refusal| match reason.is_full() {
-            true => ScheduleEnd::QueueFull,
-            false => ScheduleEnd::Unregistered,
-        };
+    /// The processor, if it is there. One of another type is not the one that was meant.
+    fn processor(&self) -> Option<ProcessorRef<E>> {
         match self {
-            Target::Known(processor) => match processor.post(event) {
-                Ok(()) => (ScheduleEnd::Posted, None),
-                Err(Refused { event, reason }) => (refused(reason), Some(event)),
-            },
-            Target::Named(events, id) => match events.post_to(id, event) {
-                Ok(()) => (ScheduleEnd::Posted, None),
-                Err(NotPosted { event, reason: NotPostedReason::Refused(reason) }) => {
-                    (refused(reason), Some(event))
-                }
-                // Also one of another type: the one that was meant is not there.
-                Err(NotPosted { event, .. }) => (ScheduleEnd::Unregistered, Some(event)),
-            },
+            Target::Known(processor) => Some(processor.clone()),
+            Target::Named(events, id) => events.get(id).ok(),
         }
     }
 
@@ -435,14 +421,20 @@ impl<E: Send + 'static> Task for Rate<E> {
     }
 }
 
-/// Posts under the status, and drops what was not accepted without it.
+/// Posts under the status. What was not accepted is dropped, and what is due to the processor done, without it.
 fn post<E: Send + 'static>(status: &Status, once: bool, target: &Target<E>, event: E) -> Fired {
-    let mut left = Some(event);
+    let (mut left, mut due) = (Some(event), None);
+    let processor = target.processor();
     let fired = status.fire(once, || {
-        let (end, back) = target.post(left.take().expect("posted once"));
-        left = back;
-        end
+        let Some(processor) = &processor else { return ScheduleEnd::Unregistered };
+        let posted = processor.try_post(left.take().expect("posted once"));
+        let Err((Refused { event, reason }, is_due)) = posted else { return ScheduleEnd::Posted };
+        (left, due) = (Some(event), is_due);
+        if reason.is_full() { ScheduleEnd::QueueFull } else { ScheduleEnd::Unregistered }
     });
+    if let Some(processor) = &processor {
+        processor.settle(due);
+    }
     drop(left);
     fired
 }

@@ -265,11 +265,11 @@ fn layers_lie_over_each_other() {
 #[test]
 fn threads_are_tied_to_processors_if_there_are_such() {
     let one = problems("thread-dispatcher-assignment = [[a], [a]], thread-cpus = [0]");
-    assert_eq!(one, ["thread-cpus = [0]: must name one processor for each of the 2 threads"]);
+    assert_eq!(one, ["thread-cpus = [0]: must name one CPU for each of the 2 threads"]);
     let tied = |cpu: usize| EventsConfig { thread_cpus: Some(vec![cpu]), ..EventsConfig::assigned([["a"]]) };
     let Err(StartError::Pinning(text)) = Events::start(tied(100_000)) else { panic!("no such processor") };
     if cfg!(target_os = "linux") {
-        assert!(text.contains("no processor 100000"), "{text}");
+        assert!(text.contains("no CPU 100000"), "{text}");
     }
 }
 
@@ -290,4 +290,23 @@ fn a_thread_runs_where_it_is_tied_to() {
         events.processor("where").handle(move |_, (): ()| tell.send(allowed(&status())).unwrap()).unwrap();
     processor.post(()).unwrap();
     assert_eq!(told.recv_timeout(Duration::from_secs(60)).unwrap(), first.to_string());
+}
+
+/// What a text cannot say, a program can put together.
+#[test]
+fn what_is_put_together_in_the_program_is_held_to_the_same_limits() {
+    let config = EventsConfig {
+        stop_grace: std::time::Duration::MAX,
+        latency_sampling: u64::MAX,
+        ..EventsConfig::default()
+    };
+    let keys: Vec<_> = config.problems().into_iter().map(|problem| problem.key).collect();
+    assert_eq!(keys, ["latency-sampling", "stop-grace"]);
+}
+
+/// The whole document may be the section: then the defaults lie there, too.
+#[test]
+fn the_root_may_be_the_whole_document() {
+    let config = EventsConfig::from_text("", "scheduler-pool-size = 7").unwrap();
+    assert_eq!(config, EventsConfig { scheduler_pool_size: 7, ..EventsConfig::default() });
 }

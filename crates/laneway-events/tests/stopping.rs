@@ -4,16 +4,17 @@ mod witness;
 
 use std::{
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
-        mpsc::channel,
+        mpsc::{Sender, channel},
     },
     thread,
     time::Duration,
 };
 
 use laneway_events::{
-    Events, EventsConfig, LookupError, Refusal, RegisterError, ScheduleEnd, ScheduleRefusal, Stopping,
+    Context, Events, EventsConfig, Handled, Handler, LookupError, ProcessorRef, Refusal, RegisterError,
+    ScheduleEnd, ScheduleRefusal, Stopping,
 };
 use witness::{DEADLINE, Witness, door, system};
 
@@ -78,7 +79,15 @@ fn after_a_stop_events_are_refused_and_the_id_is_free() {
 fn when_the_time_to_drain_is_over_the_rest_is_given_back_in_order() {
     let events = system(&[&[""]]);
     let (gate, porter) = door();
-    let processor = events.processor("p").handle(move |_, _: u32| gate.pass()).unwrap();
+    let handled = Arc::new(AtomicU64::new(0));
+    let counts = handled.clone();
+    let processor = events
+        .processor("p")
+        .handle(move |_, event: u32| {
+            gate.pass();
+            assert_eq!(counts.fetch_add(1, SeqCst), u64::from(event));
+        })
+        .unwrap();
     (0..5).for_each(|event| processor.post(event).unwrap());
     porter.wait_for_arrival();
     let (stops, stopped) = (processor.clone(), channel());
@@ -92,7 +101,9 @@ fn when_the_time_to_drain_is_over_the_rest_is_given_back_in_order() {
     (0..4).for_each(|_| porter.open());
     let report = stopped.1.recv_timeout(DEADLINE).unwrap();
     assert_eq!(report.stopping, Stopping::Stopped);
-    assert_eq!(report.returned, [1, 2, 3, 4]);
+    let handled = u32::try_from(handled.load(SeqCst)).unwrap();
+    assert!(handled >= 1, "the one in the handler is waited for");
+    assert_eq!(report.returned, (handled..5).collect::<Vec<_>>(), "what was not handled, all of it");
 }
 
 #[test]
@@ -107,6 +118,24 @@ fn a_handler_that_does_not_come_back_is_reported() {
     let report = events.shutdown(Duration::ZERO);
     assert_eq!(report.still_running, 1);
     porter.open();
+}
+
+#[test]
+fn what_a_stop_did_not_wait_for_is_given_back_by_a_later_one_and_counts_as_done() {
+    let config = EventsConfig { stop_grace: Duration::ZERO, ..EventsConfig::default() };
+    let events = Events::start(config).unwrap();
+    let (gate, porter) = door();
+    let processor = events.processor("p").handle(move |_, _: u32| gate.pass()).unwrap();
+    (0..4).for_each(|event| processor.post(event).unwrap());
+    porter.wait_for_arrival();
+    let early = processor.stop(Duration::ZERO);
+    assert_eq!((early.stopping, early.returned), (Stopping::StillRunning, Vec::new()));
+    porter.open();
+    let late = processor.stop(DEADLINE);
+    assert_eq!((late.stopping, late.returned), (Stopping::Stopped, vec![1, 2, 3]));
+    assert!(events.wait_quiet(DEADLINE));
+    let account = events.snapshot().account;
+    assert_eq!((account.done, account.outstanding), (4, 0));
 }
 
 /// Post against stop, from several threads: each accepted event is handled or given back, never both, never neither.
@@ -193,6 +222,60 @@ fn a_processor_that_stops_itself_handles_what_it_has_accepted_and_goes() {
     assert_eq!(events.snapshot().processors, 0);
 }
 
+/// Does something when it is told that it is over, and nothing with events.
+struct AtTheEnd(Box<dyn FnMut() + Send>);
+
+impl Handler<u32> for AtTheEnd {
+    fn handle(&mut self, _: &mut Context<'_, u32>, _: u32) -> Handled<u32> {
+        Handled::Done
+    }
+
+    fn stopped(&mut self) {
+        (self.0)();
+    }
+}
+
+/// Whom a handler stops at its end: known only when that one is registered.
+type Later = Arc<OnceLock<ProcessorRef<u32>>>;
+
+/// A handler that at its end stops somebody with all the time in the world, and tells what came of it.
+fn stops_at_the_end(whom: &Later, tell: &Sender<Stopping>) -> AtTheEnd {
+    let (whom, tell) = (whom.clone(), tell.clone());
+    AtTheEnd(Box::new(move || {
+        let stopping = whom.get().expect("registered by now").stop(Duration::MAX).stopping;
+        let _ = tell.send(stopping);
+    }))
+}
+
+/// The last words of a handler are spoken on the thread of whoever stops it, which waits there for nobody.
+#[test]
+fn a_handler_that_is_told_of_its_end_stops_itself_and_others_without_waiting() {
+    let events = system(&[&[""]]);
+    let (gate, porter) = door();
+    let (tell, told) = channel();
+    let (itself, child) = (Later::default(), Later::default());
+    let alone = events.processor("alone").handler(stops_at_the_end(&itself, &tell)).unwrap();
+    itself.set(alone.clone()).unwrap();
+    let parent = events.processor("parent").handler(stops_at_the_end(&child, &tell)).unwrap();
+    let busy = events.processor("child").handle(move |_, _: u32| gate.pass()).unwrap();
+    child.set(busy.clone()).unwrap();
+    assert!(events.wait_quiet(DEADLINE));
+    busy.post(1).unwrap();
+    porter.wait_for_arrival();
+    let (ended, ends) = channel();
+    thread::spawn(move || {
+        let both = [alone.stop(DEADLINE).stopping, parent.stop(DEADLINE).stopping];
+        ended.send(both).unwrap();
+    });
+    for _ in 0..2 {
+        assert_eq!(told.recv_timeout(DEADLINE), Ok(Stopping::Draining));
+    }
+    assert_eq!(ends.recv_timeout(DEADLINE), Ok([Stopping::Stopped; 2]));
+    assert!(busy.is_stopped());
+    porter.open();
+    assert!(events.wait_quiet(DEADLINE));
+}
+
 // ── shutdown ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 #[test]
@@ -221,6 +304,36 @@ fn a_shutdown_drains_or_gives_back() {
             assert!(numbers.windows(2).all(|pair| pair[0] + 1 == pair[1]), "{name}: contiguous");
             assert!(numbers.last().is_none_or(|last| *last == 4_999));
         }
+    }
+}
+
+/// What a shutdown gives back is never handled: whoever waited for those mailboxes to be empty would wait for ever.
+#[test]
+fn handlers_that_stop_each_other_at_the_end_do_not_hold_up_a_shutdown() {
+    let events = system(&[&[""]]);
+    let (gate, porter) = door();
+    let (tell, told) = channel();
+    let (left, right) = (Later::default(), Later::default());
+    let first = events.processor("left").handler(stops_at_the_end(&right, &tell)).unwrap();
+    let second = events.processor("right").handler(stops_at_the_end(&left, &tell)).unwrap();
+    let keeper = events.processor("keeper").handle(move |_, (): ()| gate.pass()).unwrap();
+    left.set(first.clone()).unwrap();
+    right.set(second.clone()).unwrap();
+    assert!(events.wait_quiet(DEADLINE));
+    keeper.post(()).unwrap();
+    porter.wait_for_arrival();
+    first.post(1).unwrap();
+    second.post(2).unwrap();
+    let (ended, ends) = channel();
+    thread::spawn(move || ended.send(events.shutdown(Duration::ZERO)).unwrap());
+    while !matches!(keeper.post(()), Err(refused) if refused.reason == Refusal::ShutDown) {
+        thread::yield_now();
+    }
+    porter.open();
+    let report = ends.recv_timeout(DEADLINE).expect("the shutdown is not held up");
+    assert!(report.account.balances());
+    for _ in 0..2 {
+        assert_eq!(told.recv_timeout(DEADLINE), Ok(Stopping::Draining));
     }
 }
 

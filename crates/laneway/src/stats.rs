@@ -258,7 +258,7 @@ pub struct WorkerStats {
     pub lock_attempts: u64,
     /// Times that another had it.
     pub lock_failures: u64,
-    /// Times that it slept because all of its dispatchers were taken.
+    /// Times that it slept because all of its dispatchers were taken. The first few times in a row it only pauses, uncounted.
     pub backoff_sleeps: u64,
     /// Times that it went to sleep for want of work.
     pub parks: u64,

@@ -11,15 +11,49 @@ use std::{
     time::Duration,
 };
 
-use laneway_events::{Events, EventsConfig, Report};
+use laneway_events::{Events, EventsConfig, Report, ShutdownReport};
 
 /// Longer than anything that goes well takes, on a machine with better things to do.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
+/// A system that shall have nothing to report. A panic in the callback that notes reports would be caught by the system, so they are
+/// looked at in the end.
+pub(crate) struct Silent {
+    /// `None` once it is over.
+    events: Option<Events>,
+    reports: Arc<Mutex<Vec<String>>>,
+}
+
+impl std::ops::Deref for Silent {
+    type Target = Events;
+    fn deref(&self) -> &Events {
+        self.events.as_ref().expect("it is not over")
+    }
+}
+
+impl Silent {
+    pub(crate) fn shutdown(mut self, drain: Duration) -> ShutdownReport {
+        self.events.take().expect("it is not over").shutdown(drain)
+    }
+}
+
+impl Drop for Silent {
+    fn drop(&mut self) {
+        drop(self.events.take());
+        let reports = std::mem::take(&mut *self.reports.lock().unwrap());
+        // If the test has failed already, what was reported is a consequence, or is seen above.
+        assert!(std::thread::panicking() || reports.is_empty(), "reported: {reports:#?}");
+    }
+}
+
 /// A system with these rows; what it reports is an error.
-pub(crate) fn system(rows: &[&[&str]]) -> Events {
+pub(crate) fn system(rows: &[&[&str]]) -> Silent {
     let config = EventsConfig::assigned(rows.iter().map(|row| row.iter().copied()));
-    Events::builder(config).on_report(|report| panic!("{report}")).start().expect("a valid system")
+    let reports = Arc::new(Mutex::new(Vec::new()));
+    let notes = reports.clone();
+    let note = move |report: Report| notes.lock().unwrap().push(report.to_string());
+    let events = Events::builder(config).on_report(note).start().expect("a valid system");
+    Silent { events: Some(events), reports }
 }
 
 /// The same; what it reports can be looked at.
