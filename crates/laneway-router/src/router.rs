@@ -584,9 +584,9 @@ impl Inner {
         self.warnings.give("source", text);
     }
 
-    /// How many messages the pool with the most room would take.
+    /// How many messages the pool with the most room asks for.
     fn roomiest(&self) -> usize {
-        self.pools.load().values().map(|pool| pool.room()).max().unwrap_or(0)
+        self.pools.load().values().map(|pool| pool.appetite()).max().unwrap_or(0)
     }
 
     /// Gives deliveries to their pools, in order. Refusal keeps order: once one of a group is refused, so are those behind it.

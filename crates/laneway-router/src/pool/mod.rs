@@ -513,11 +513,14 @@ impl Pool {
         self.core.groups.in_flight(most)
     }
 
-    /// How many more messages it would take.
-    pub(crate) fn room(&self) -> usize {
+    /// How many more messages it asks for. None while little is free: a claim for each message that leaves would cost more than the
+    /// message, and what is here keeps the slots busy meanwhile.
+    pub(crate) fn appetite(&self) -> usize {
         match self.state() {
             PoolState::Open | PoolState::Paused => {
-                self.settings().capacity.saturating_sub(self.core.held.load(Relaxed))
+                let capacity = self.settings().capacity;
+                let free = capacity.saturating_sub(self.core.held.load(Relaxed));
+                if free >= (capacity / 8).clamp(1, 256) { free } else { 0 }
             }
             PoolState::Waiting | PoolState::Draining => 0,
         }
