@@ -40,6 +40,12 @@ use crate::source::{Delivery, DeliveryId, Disposal, Receipt, Settled, Source, So
 /// As many settlements travel together. The embedded queue commits them as one; other sources have limits of their own and cut them up.
 const TOGETHER: usize = 1_024;
 
+/// While settlements come in such numbers they gather for this long, because a commit costs the source far more than a settlement. Nobody waits for
+/// them: the next message of the group is on its way already.
+const CURRENT: std::ops::Range<usize> = 8..TOGETHER / 2;
+/// See [`CURRENT`].
+const GATHER: Duration = Duration::from_millis(4);
+
 /// How long after a source failed it is tried again, at first and at the longest.
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
@@ -367,6 +373,10 @@ async fn settle_all(
             Ok(again) => {
                 waiting.extend(again);
                 (pause, together) = (RETRY.0, (together * 2).min(TOGETHER));
+                if CURRENT.contains(&sent) {
+                    drop(ledger);
+                    tokio::time::sleep(GATHER).await;
+                }
             }
             Err((_, SourceError::Closed)) => {
                 ledger.closed.store(true, Relaxed);
