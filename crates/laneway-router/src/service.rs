@@ -252,7 +252,7 @@ impl Service {
 
     // ── change ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Reads the layers of its configuration again and applies what can be applied. On an error nothing has changed.
+    /// Reads the layers of its configuration again and applies what can be applied. A mistake in it changes nothing.
     pub async fn reload_layers(&self) -> Result<Reloaded, ReloadError> {
         let config = self.config();
         let read = tokio::task::spawn_blocking(move || config.again()).await;
@@ -260,7 +260,8 @@ impl Service {
         self.reload(new).await
     }
 
-    /// Applies what can be applied of another configuration. On an error nothing has changed.
+    /// Applies what can be applied of another configuration. What is wrong with it is found before anything changes; only a pool that the
+    /// engine refuses (there are too many) leaves those before it changed.
     pub async fn reload(&self, new: Config) -> Result<Reloaded, ReloadError> {
         let _alone = self.inner.reloading.lock().await;
         let old = self.config();
