@@ -5,9 +5,8 @@
 
 mod run;
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
@@ -15,6 +14,7 @@ use comfy_table::Table;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 
+use crate::child;
 use crate::machine::Neighbours;
 use crate::report::{OTHERS, Report};
 
@@ -88,34 +88,14 @@ pub(crate) struct Spec {
     pub(crate) pool: usize,
 }
 
-/// What a run yields: values by name, and what went wrong.
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Yield {
-    pub(crate) metrics: BTreeMap<String, f64>,
-    pub(crate) violations: Vec<String>,
-}
-
-/// Does the work of a child, where this process is one. Otherwise returns at once, with nothing.
+/// Does the work of a child or of a target, where this process is one. Otherwise returns at once, with nothing.
 pub fn serve() -> Option<ExitCode> {
-    let mut arguments = std::env::args().skip(1);
-    match arguments.next()?.as_str() {
-        TARGET => return Some(run::serve_as_target().map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS)),
-        CHILD => {}
-        _ => return None,
-    }
-    let spec = arguments.next().context("no spec").and_then(|spec| Ok(serde_json::from_str::<Spec>(&spec)?));
-    let yielded =
-        spec.and_then(|spec| run::run(&spec)).and_then(|yielded| Ok(serde_json::to_string(&yielded)?));
-    Some(match yielded {
-        Ok(line) => {
-            println!("{line}");
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("{error:#}");
-            ExitCode::FAILURE
-        }
+    child::serve_kind(CHILD, |spec| {
+        let spec: Spec = serde_json::from_str(spec).context("not a spec")?;
+        child::start_watchdog(run::LIMIT);
+        Ok(serde_json::to_string(&run::run(&spec)?)?)
     })
+    .or_else(|| child::serve_kind(TARGET, |_| run::serve_as_target()))
 }
 
 /// Measures, prints, writes what was asked for, and fails when order, exclusion or counts were broken.
@@ -192,8 +172,8 @@ fn measure(args: &RouterArgs, runs: &[(&str, &str)]) -> Report {
         for (workload, contender) in runs {
             progress.set_message(format!("round {round}: {workload} {contender}"));
             let neighbours = Neighbours::watch();
-            match child(&args.spec(workload, contender)) {
-                Ok(yielded) => add(&mut report, workload, contender, round, yielded),
+            match child::start(CHILD, &args.spec(workload, contender)) {
+                Ok(outcome) => report.add(workload, contender, round, outcome),
                 Err(error) => {
                     report.failures.push(format!("{workload} {contender} round {round}: {error:#}"))
                 }
@@ -206,29 +186,6 @@ fn measure(args: &RouterArgs, runs: &[(&str, &str)]) -> Report {
     }
     progress.finish_and_clear();
     report
-}
-
-fn add(report: &mut Report, workload: &str, contender: &str, round: u32, yielded: Yield) {
-    if !yielded.violations.is_empty() {
-        let what = yielded.violations.join("; ");
-        report.failures.push(format!("{workload} {contender} round {round}: {what}"));
-        return;
-    }
-    for (metric, value) in yielded.metrics {
-        report.add_value(workload, contender, round, metric, value);
-    }
-}
-
-fn child(spec: &Spec) -> Result<Yield> {
-    let output = Command::new(std::env::current_exe().context("cannot find this program")?)
-        .args([CHILD, &serde_json::to_string(spec)?])
-        .stderr(Stdio::inherit())
-        .output()
-        .context("cannot start a child process")?;
-    if !output.status.success() {
-        bail!("the child process ended with {}", output.status);
-    }
-    serde_json::from_slice(&output.stdout).context("the child process did not print its outcome")
 }
 
 fn print_table(report: &Report) {

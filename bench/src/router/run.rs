@@ -18,16 +18,17 @@ use laneway_router::pool::PoolSettings;
 use laneway_router::router::{MakeMediator, Router, SourceSettings};
 use laneway_router::source::embedded::{EmbeddedQueue, EmbeddedStore, Options, Publication};
 
-use super::{Spec, Yield};
+use super::Spec;
+use crate::drive::Outcome;
 use crate::machine;
 
 /// Longest that any run may take.
-const LIMIT: Duration = Duration::from_secs(300);
+pub(super) const LIMIT: Duration = Duration::from_secs(300);
 
 /// How many groups `deliver` and `latency` have.
 const GROUPS: usize = 10_000;
 
-pub(super) fn run(spec: &Spec) -> Result<Yield> {
+pub(super) fn run(spec: &Spec) -> Result<Outcome> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let run = async {
@@ -101,10 +102,10 @@ impl Clock {
     }
 
     /// Rate, processor time per message, and what a core would do.
-    fn stop(&self, messages: u64, yielded: &mut Yield) {
+    fn stop(&self, messages: u64, outcome: &mut Outcome) {
         let seconds = self.began.elapsed().as_secs_f64();
         let cpu = machine::cpu_seconds().unwrap_or(0.0) - self.cpu;
-        let mut set = |metric: &str, value| yielded.metrics.insert(metric.into(), value);
+        let mut set = |metric: &str, value| outcome.set(metric, value);
         set("messages_per_second", messages as f64 / seconds);
         set("cpu_microseconds_per_message", cpu * 1e6 / messages as f64);
         set("messages_per_core_second", messages as f64 / cpu);
@@ -160,7 +161,7 @@ impl Target {
     fn start() -> Result<Self> {
         use std::io::BufRead;
         let mut process = std::process::Command::new(std::env::current_exe()?)
-            .arg(super::TARGET)
+            .args([super::TARGET, ""])
             .stdin(std::process::Stdio::piped())
             .stdout(std::process::Stdio::piped())
             .spawn()?;
@@ -213,7 +214,7 @@ struct Watch {
 }
 
 /// Serves as a target until standard input ends.
-pub(super) fn serve_as_target() -> Result<()> {
+pub(super) fn serve_as_target() -> Result<String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let watch = Arc::new(Watch {
@@ -233,7 +234,7 @@ pub(super) fn serve_as_target() -> Result<()> {
             served = async { axum::serve(listener, app).await } => served?,
             gone = gone => drop(gone?),
         }
-        Ok(())
+        Ok(String::new())
     })
 }
 
@@ -287,17 +288,17 @@ async fn receive(State(watch): State<Arc<Watch>>, axum::Json(payload): axum::Jso
 }
 
 /// Compares what the target has seen with what was sent.
-fn judge(target: &Target, messages: u64, yielded: &mut Yield) -> Result<Seen> {
+fn judge(target: &Target, messages: u64, outcome: &mut Outcome) -> Result<Seen> {
     let seen = target.report()?;
-    yielded.violations.extend(seen.violations.iter().cloned());
+    outcome.violations.extend(seen.violations.iter().cloned());
     if seen.arrived != messages {
-        yielded.violations.push(format!("{} of {messages} arrived", seen.arrived));
+        outcome.violations.push(format!("{} of {messages} arrived", seen.arrived));
     }
     Ok(seen)
 }
 
 /// Many publishers, each waiting until its message is durable; or one, for whom that is a commit each.
-async fn publish(spec: &Spec) -> Result<Yield> {
+async fn publish(spec: &Spec) -> Result<Outcome> {
     let bench = Bench::open()?;
     let publishers = if spec.contender == "one-commit-each" { 1 } else { 1_024 };
     let end = Instant::now() + Duration::from_secs_f64(spec.seconds);
@@ -321,14 +322,14 @@ async fn publish(spec: &Spec) -> Result<Yield> {
     for task in tasks {
         sent += task.await??;
     }
-    let mut yielded = Yield::default();
-    clock.stop(sent, &mut yielded);
+    let mut outcome = Outcome::default();
+    clock.stop(sent, &mut outcome);
     bench.store.close().await;
-    Ok(yielded)
+    Ok(outcome)
 }
 
 /// A backlog of ordered groups to an HTTP target.
-async fn deliver(spec: &Spec) -> Result<Yield> {
+async fn deliver(spec: &Spec) -> Result<Outcome> {
     let bench = Bench::open()?;
     let target = Target::start()?;
     let url = target.url();
@@ -350,11 +351,11 @@ async fn deliver(spec: &Spec) -> Result<Yield> {
     let clock = Clock::start();
     let router = bench.route(pool(spec.pool), mediators())?;
     wait_succeeded(&router, messages).await?;
-    let mut yielded = Yield::default();
-    clock.stop(messages, &mut yielded);
-    judge(&target, messages, &mut yielded)?;
-    finish(&bench, router, &mut yielded).await;
-    Ok(yielded)
+    let mut outcome = Outcome::default();
+    clock.stop(messages, &mut outcome);
+    judge(&target, messages, &mut outcome)?;
+    finish(&bench, router, &mut outcome).await;
+    Ok(outcome)
 }
 
 fn pool(concurrency: usize) -> PoolSettings {
@@ -362,7 +363,7 @@ fn pool(concurrency: usize) -> PoolSettings {
 }
 
 /// Publishes at a fixed rate and measures the time from when a message should have been sent.
-async fn latency(spec: &Spec) -> Result<Yield> {
+async fn latency(spec: &Spec) -> Result<Outcome> {
     let bench = Bench::open()?;
     let target = Target::start()?;
     let url = target.url();
@@ -396,18 +397,18 @@ async fn latency(spec: &Spec) -> Result<Yield> {
     drop(sender);
     publishing.await??;
     wait_succeeded(&router, messages).await?;
-    let mut yielded = Yield::default();
-    clock.stop(messages, &mut yielded);
-    let seen = judge(&target, messages, &mut yielded)?;
+    let mut outcome = Outcome::default();
+    clock.stop(messages, &mut outcome);
+    let seen = judge(&target, messages, &mut outcome)?;
     for (name, seconds) in ["p50", "p99", "p999"].into_iter().zip(seen.latency_seconds) {
-        yielded.metrics.insert(format!("latency_{name}_seconds"), seconds);
+        outcome.set(&format!("latency_{name}_seconds"), seconds);
     }
-    finish(&bench, router, &mut yielded).await;
-    Ok(yielded)
+    finish(&bench, router, &mut outcome).await;
+    Ok(outcome)
 }
 
 /// What a queued message costs in memory.
-async fn backlog(spec: &Spec) -> Result<Yield> {
+async fn backlog(spec: &Spec) -> Result<Outcome> {
     let bench = Bench::open()?;
     let messages = spec.messages.unwrap_or(1_000_000);
     let before = machine::resident_bytes().context("no such figure here")?;
@@ -423,14 +424,14 @@ async fn backlog(spec: &Spec) -> Result<Yield> {
         bench.queue.publish_many(batch, None).await.map_err(|error| anyhow::anyhow!("{error}"))?;
         made += count;
     }
-    let mut yielded = Yield::default();
-    clock.stop(messages, &mut yielded);
+    let mut outcome = Outcome::default();
+    clock.stop(messages, &mut outcome);
     let after = machine::resident_bytes().context("no such figure here")?;
     let per_message = after.saturating_sub(before) as f64 / messages as f64;
-    yielded.metrics.insert("resident_bytes_per_message".into(), per_message);
-    yielded.metrics.insert("resident_bytes".into(), after as f64);
+    outcome.set("resident_bytes_per_message", per_message);
+    outcome.set("resident_bytes", after as f64);
     bench.store.close().await;
-    Ok(yielded)
+    Ok(outcome)
 }
 
 fn simulated_message(number: u64, group: u64) -> Publication {
@@ -441,7 +442,7 @@ fn simulated_message(number: u64, group: u64) -> Publication {
 }
 
 /// Document 004's extreme case.
-async fn extreme(spec: &Spec) -> Result<Yield> {
+async fn extreme(spec: &Spec) -> Result<Outcome> {
     const SLOTS: u64 = 5_000;
     let bench = Bench::open()?;
     let messages = (SLOTS as f64 * 10.0 * spec.seconds) as u64;
@@ -463,12 +464,12 @@ async fn extreme(spec: &Spec) -> Result<Yield> {
     };
     let router = bench.route(settings, mediators())?;
     wait_succeeded(&router, messages).await?;
-    let mut yielded = Yield::default();
-    clock.stop(messages, &mut yielded);
+    let mut outcome = Outcome::default();
+    clock.stop(messages, &mut outcome);
     let seconds = clock.began.elapsed().as_secs_f64();
-    yielded.metrics.insert("efficiency".into(), messages as f64 * 0.1 / SLOTS as f64 / seconds);
-    finish(&bench, router, &mut yielded).await;
-    Ok(yielded)
+    outcome.set("efficiency", messages as f64 * 0.1 / SLOTS as f64 / seconds);
+    finish(&bench, router, &mut outcome).await;
+    Ok(outcome)
 }
 
 async fn wait_succeeded(router: &Router, messages: u64) -> Result<()> {
@@ -484,8 +485,8 @@ async fn wait_succeeded(router: &Router, messages: u64) -> Result<()> {
 }
 
 /// Document 004's table: how long 100 messages of 100 ms take with 10 workers, by the number of groups.
-async fn table() -> Result<Yield> {
-    let mut yielded = Yield::default();
+async fn table() -> Result<Outcome> {
+    let mut outcome = Outcome::default();
     for (groups, ideal) in [(1u64, 10.0), (5, 2.0), (10, 1.0), (100, 1.0)] {
         let bench = Bench::open()?;
         let batch = (0..100).map(|number| simulated_message(number, number % groups)).collect();
@@ -494,18 +495,18 @@ async fn table() -> Result<Yield> {
         let router = bench.route(PoolSettings { concurrency: 10, ..PoolSettings::default() }, mediators())?;
         wait_succeeded(&router, 100).await?;
         let seconds = began.elapsed().as_secs_f64();
-        yielded.metrics.insert(format!("seconds_{groups}_groups"), seconds);
-        yielded.metrics.insert(format!("seconds_of_ideal_{groups}_groups"), seconds / ideal);
-        finish(&bench, router, &mut yielded).await;
+        outcome.set(&format!("seconds_{groups}_groups"), seconds);
+        outcome.set(&format!("seconds_of_ideal_{groups}_groups"), seconds / ideal);
+        finish(&bench, router, &mut outcome).await;
     }
-    Ok(yielded)
+    Ok(outcome)
 }
 
 /// Ends the router and looks whether everything was settled.
-async fn finish(bench: &Bench, router: Router, yielded: &mut Yield) {
+async fn finish(bench: &Bench, router: Router, outcome: &mut Outcome) {
     let report = router.shutdown(Duration::from_secs(10)).await;
     if report.given_back > 0 || !report.settled {
-        yielded.violations.push(format!("at the end: {report:?}"));
+        outcome.violations.push(format!("at the end: {report:?}"));
     }
     bench.store.close().await;
 }
