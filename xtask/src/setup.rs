@@ -1,6 +1,6 @@
 //! `cargo xtask setup`: installs what the tests need, and nothing that is there already.
 //!
-//! Needed are rustfmt and clippy, as components of the toolchain. Wished for is cargo-nextest, which runs each test in a
+//! Needed are rustfmt and clippy, as components of the toolchain, and the servers that tests talk to. Wished for is cargo-nextest, which runs each test in a
 //! process of its own and in parallel across crates; where it cannot be had, the plain test runner does the same work.
 
 use std::process::Command;
@@ -16,6 +16,7 @@ pub(crate) fn run() -> Result<()> {
     for (verb, component) in COMPONENTS {
         ensure_component(verb, component)?;
     }
+    laneway_servers::install()?;
     ensure_nextest();
     Ok(())
 }

@@ -1,0 +1,63 @@
+//! What `cargo xtask setup` calls: the servers' packages, installed by name, and nothing that is there already.
+//!
+//! Debian's packages want to start their services; a test wants its own. While packages are being installed, a policy file says no
+//! to that, and goes away afterwards.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::postgres;
+use crate::process::{is_root, run};
+
+/// Asked by every package before it starts its service.
+const POLICY: &str = "/usr/sbin/policy-rc.d";
+
+/// Packages of Debian, and a file by which one sees that each is there.
+const PACKAGES: &[(&str, &str)] = &[(postgres::PACKAGE, "/usr/lib/postgresql")];
+
+/// Installs what is missing.
+pub fn install() -> Result<()> {
+    let missing: Vec<&str> =
+        PACKAGES.iter().filter(|(_, file)| !Path::new(file).exists()).map(|(package, _)| *package).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    eprintln!("installing {}", missing.join(", "));
+    if !is_root() {
+        bail!("{} must be installed, which needs root: apt-get install {0}", missing.join(" "));
+    }
+    let _quiet = Quiet::begin()?;
+    apt(&["update", "-qq"])?;
+    apt(&[&["install", "-y", "-qq", "--no-install-recommends"], missing.as_slice()].concat())
+}
+
+fn apt(arguments: &[&str]) -> Result<()> {
+    run(Command::new("apt-get").args(arguments).env("DEBIAN_FRONTEND", "noninteractive")).map(drop)
+}
+
+/// While it lives, no package starts a service. A policy that was there already stays, whatever it says.
+struct Quiet {
+    ours: bool,
+}
+
+impl Quiet {
+    fn begin() -> Result<Self> {
+        let ours = !Path::new(POLICY).exists();
+        if ours {
+            fs::write(POLICY, "#!/bin/sh\nexit 101\n").with_context(|| format!("cannot write {POLICY}"))?;
+            run(Command::new("chmod").args(["+x", POLICY]))?;
+        }
+        Ok(Self { ours })
+    }
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        if self.ours {
+            let _ = fs::remove_file(POLICY);
+        }
+    }
+}
