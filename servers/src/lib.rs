@@ -9,6 +9,7 @@
 pub mod install;
 pub mod postgres;
 pub mod process;
+pub mod rabbitmq;
 
 pub use install::install;
 pub use process::Server;
