@@ -5,6 +5,7 @@
 //! to become the node instead of watching over it, so that the process we know is the one that has to end.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -22,7 +23,20 @@ pub const VERSIONS: &str = "/usr/lib/rabbitmq/lib";
 pub struct Broker {
     /// The node.
     pub node: Server,
-    _epmd: Server,
+    epmd: Server,
+}
+
+impl Broker {
+    /// Where its `epmd` listens.
+    pub fn names(&self) -> SocketAddr {
+        self.epmd.address()
+    }
+
+    /// See [`Server::clear_away_at_the_end`].
+    pub fn clear_away_at_the_end(&self) -> Result<()> {
+        self.node.clear_away_at_the_end()?;
+        self.epmd.clear_away_at_the_end()
+    }
 }
 
 /// Starts a node. The user `guest` with the password `guest` may do everything.
@@ -38,7 +52,7 @@ pub fn start() -> Result<Broker> {
         user: None,
     };
     let node = Server::start(recipe, |folder| prepare(folder, port))?;
-    Ok(Broker { node, _epmd: epmd })
+    Ok(Broker { node, epmd })
 }
 
 /// How to connect to it.

@@ -17,6 +17,15 @@ pub mod embedded;
 pub mod broker;
 pub mod sink;
 
+#[cfg(any(feature = "rabbitmq", feature = "activemq"))]
+pub(crate) mod pushed;
+
+#[cfg(feature = "rabbitmq")]
+pub mod rabbitmq;
+
+#[cfg(feature = "activemq")]
+pub mod activemq;
+
 #[cfg(feature = "conformance")]
 pub mod conformance;
 
