@@ -204,8 +204,7 @@ async fn claim_again(source: &dyn Source, most: usize) -> (Vec<Delivery>, usize)
                 Ok(claimed) => return claimed,
                 Err(SourceError::Unavailable(_)) => {
                     errors += 1;
-                    // As the router does.
-                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    tokio::time::sleep(Duration::from_millis(100)).await; // paced: as the router does
                 }
                 Err(error) => panic!("{error}"),
             }
@@ -288,8 +287,7 @@ async fn a_queue_that_is_missing_is_said_and_read_once_it_is_there() {
         loop {
             match source.claim(wants(1)).await {
                 Ok(claimed) if !claimed.is_empty() => return claimed,
-                // As the router does.
-                _ => tokio::time::sleep(Duration::from_millis(100)).await,
+                _ => tokio::time::sleep(Duration::from_millis(100)).await, // paced: as the router does
             }
         }
     };
@@ -314,7 +312,7 @@ async fn a_broker_that_goes_away_and_comes_back_loses_nothing() {
         broker.node.resume().expect("it comes back");
         broker
     });
-    let lost = source.pushed_out(&held[1..]).await;
+    let lost = source.pushed_out(&held[1..], "the kill is noticed").await;
     assert_eq!(lost, [Settled::Stale; 2], "the connection is gone, and with it the receipts");
     let broker = broker.await.expect("it runs");
     let (again, _) = claim_again(&source, 4).await;
@@ -325,7 +323,7 @@ async fn a_broker_that_goes_away_and_comes_back_loses_nothing() {
     assert!(one.attempt > held[1].attempt);
 
     broker.node.freeze().expect("frozen");
-    let lost = source.pushed_out(&again).await;
+    let lost = source.pushed_out(&again, "the silence is noticed").await;
     assert_eq!(lost, vec![Settled::Stale; again.len()], "silence is noticed");
     broker.node.thaw().expect("it goes on");
     let mut seen = Vec::new();
@@ -342,12 +340,12 @@ async fn a_broker_that_goes_away_and_comes_back_loses_nothing() {
 }
 
 trait PushedOut {
-    async fn pushed_out(&self, held: &[Delivery]) -> Vec<Settled>;
+    async fn pushed_out(&self, held: &[Delivery], why: &str) -> Vec<Settled>;
 }
 
 impl PushedOut for RabbitSource {
     /// Waits until the receipts are good no more.
-    async fn pushed_out(&self, held: &[Delivery]) -> Vec<Settled> {
+    async fn pushed_out(&self, held: &[Delivery], why: &str) -> Vec<Settled> {
         let receipts: Vec<_> = held.iter().map(|one| one.receipt.clone()).collect();
         let waiting = async {
             loop {
@@ -355,10 +353,10 @@ impl PushedOut for RabbitSource {
                 if answers.contains(&Settled::Stale) {
                     return answers;
                 }
-                tokio::time::sleep(Duration::from_millis(20)).await;
+                tokio::time::sleep(Duration::from_millis(20)).await; // paced: there is nothing to wait for
             }
         };
-        timeout(PATIENCE, waiting).await.expect("it is noticed")
+        timeout(PATIENCE, waiting).await.expect(why)
     }
 }
 
@@ -464,18 +462,19 @@ async fn an_examination_finds_what_breaks_the_order() {
     let quorum = ("x-queue-type", AMQPValue::LongString("quorum".into()));
     let single = ("x-single-active-consumer", AMQPValue::Boolean(true));
     for (name, arguments, said) in [
-        ("classic", vec![], "x-queue-type"),
+        ("classic", vec![], "not of the type quorum"),
         ("shared", vec![quorum.clone()], "no single active consumer"),
         ("limited", vec![quorum, single, limit], "limit of deliveries"),
     ] {
         let queue = format!("{}-{name}", rabbit.settings.queue);
         let mut table = FieldTable::default();
-        arguments.into_iter().for_each(|(name, value)| table.insert(name.into(), value));
+        for (name, value) in arguments {
+            table.insert(name.into(), value);
+        }
         let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
         channel.queue_declare(queue.as_str().into(), options, table).await.expect("made");
         let findings = Settings { queue, partitions: 1, ..rabbit.settings.clone() }.examine(&examination).await;
         let worst = findings.iter().find(|finding| finding.level == Level::Error);
-        let said = if said == "x-queue-type" { "not of the type quorum" } else { said };
         assert!(worst.is_some_and(|worst| worst.what.contains(said)), "{name}: {findings:#?}");
     }
     let nowhere = Settings { declare: false, ..Settings::new(url, "nowhere") };
@@ -507,9 +506,10 @@ async fn the_guides_configuration_runs_and_poison_goes_to_quarantine() {
     let file = folder.path().join("laneway.conf");
     std::fs::write(&file, blocks.concat()).expect("written");
     let url = rabbitmq::url(broker());
+    let quoted = format!("{url:?}");
     let layering = Layering::file(file)
-        .set("laneway.sources.orders.url", &url)
-        .set("laneway.sinks.invoices.url", &url);
+        .set("laneway.sources.orders.url", &quoted)
+        .set("laneway.sinks.invoices.url", &quoted);
     let config = Config::load(&layering).expect("it is right as it stands");
     let shown = format!("{:?}", config.effective());
     assert!(!shown.contains("guest"), "{shown}");

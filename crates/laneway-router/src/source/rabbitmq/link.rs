@@ -73,16 +73,23 @@ pub(super) async fn connect(settings: &Settings, role: &str) -> Result<Connectio
     answer(settings, "connect", Connection::connect_uri(uri, properties)).await
 }
 
-/// What kind of queue is made: replicated, served to one consumer at a time where order matters, and without a limit of deliveries, since every
-/// instance that goes counts as one for everything that it had in hand.
-fn arguments(ordered: bool, unlimited: bool) -> FieldTable {
+/// As good as no limit of deliveries. There should be none, since every instance that goes counts as one for everything that it had in hand. But RabbitMQ
+/// has one of 20 by default from 4.0 on, and before that takes -1, which now means none, for a limit that is reached at once.
+const DELIVERIES_MAX: i64 = 1_000_000_000;
+
+/// The argument that makes a queue a replicated one.
+fn quorum() -> FieldTable {
     let mut arguments = FieldTable::default();
     arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
+    arguments
+}
+
+/// What kind of queue is made: replicated, served to one consumer at a time where order matters, without a limit that could be reached.
+fn arguments(ordered: bool) -> FieldTable {
+    let mut arguments = quorum();
+    arguments.insert("x-delivery-limit".into(), AMQPValue::LongLongInt(DELIVERIES_MAX));
     if ordered {
         arguments.insert("x-single-active-consumer".into(), AMQPValue::Boolean(true));
-    }
-    if unlimited {
-        arguments.insert("x-delivery-limit".into(), AMQPValue::LongLongInt(-1));
     }
     arguments
 }
@@ -107,26 +114,19 @@ pub(super) async fn look_at(
     Ok(Some((found.message_count(), found.consumer_count())))
 }
 
-/// Makes a queue. Servers before 4.0 have no limit of deliveries unless one is set, and do not know how to say that there is none.
+/// Makes a queue.
 async fn make(
     settings: &Settings,
     connection: &Connection,
     queue: &str,
     ordered: bool,
 ) -> Result<(), SourceError> {
-    let what = format!("make the queue {queue}");
-    let declare = async |unlimited| {
-        let channel = answer(settings, "open a channel", connection.create_channel()).await?;
-        let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
-        let asked = channel.queue_declare(queue.into(), options, arguments(ordered, unlimited));
-        answer(settings, &what, asked).await?;
-        let _ = timeout(ANSWER, channel.close(200, "made".into())).await;
-        Ok(())
-    };
-    match declare(true).await {
-        Err(SourceError::Broken(_)) => declare(false).await,
-        answer => answer,
-    }
+    let channel = answer(settings, "open a channel", connection.create_channel()).await?;
+    let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+    let asked = channel.queue_declare(queue.into(), options, arguments(ordered));
+    answer(settings, &format!("make the queue {queue}"), asked).await?;
+    let _ = timeout(ANSWER, channel.close(200, "made".into())).await;
+    Ok(())
 }
 
 /// Sees that queues and exchange are there, and makes them if the settings say so.
@@ -339,45 +339,42 @@ async fn examine_queue(
     let mut findings =
         vec![Finding::fine(format!("queue {queue}: {count} messages wait, {consumers} consumers"))];
     if role == Role::Source {
-        findings.extend(differences(connection, queue).await);
+        findings.push(differences(connection, queue).await);
     }
     findings
 }
 
 /// AMQP has no way to ask what a queue is like. But to declare one that is there with other arguments is refused with the first difference, and changes nothing.
-async fn differences(connection: &Connection, queue: &str) -> Vec<Finding> {
-    for unlimited in [false, true] {
-        let Some(said) = refusal(connection, queue, unlimited).await else {
-            return vec![Finding::fine(format!("queue {queue}: quorum, single active consumer, no limit of deliveries"))];
-        };
-        let again = "delete it when it is empty and let `declare = true` make it, or make it again by hand";
-        if said.contains("x-queue-type") {
-            let what = format!("queue {queue} is not of the type quorum: what is given back loses its place");
-            return vec![Finding::error(what, again)];
-        }
-        if said.contains("x-single-active-consumer") {
-            let what = format!("queue {queue} has no single active consumer: two instances would share its groups");
-            return vec![Finding::error(what, again)];
-        }
-        if !said.contains("x-delivery-limit") {
-            return vec![Finding::warning(format!("queue {queue} differs from what is made here: {said}"), again)];
-        }
-        if unlimited {
-            return vec![Finding::error(
-                format!("queue {queue} has a limit of deliveries ({said}): after so many instances have gone, messages that were never tried are dropped"),
-                "make it again with x-delivery-limit = -1, or without one before RabbitMQ 4; `attempts` of the pool is the limit that counts attempts",
-            )];
-        }
+async fn differences(connection: &Connection, queue: &str) -> Finding {
+    let again = "delete it when it is empty and let `declare = true` make it, or make it again by hand";
+    let limit = "make it again with an x-delivery-limit of 1000000000; `attempts` of the pool is the limit that counts attempts";
+    // Which difference is named first is the broker's choice, so the worst is asked for alone.
+    if refusal(connection, queue, quorum()).await.is_some_and(|said| said.contains("x-queue-type")) {
+        return Finding::error(format!("queue {queue} is not of the type quorum: what goes back loses its place"), again);
     }
-    Vec::new()
+    let Some(said) = refusal(connection, queue, arguments(true)).await else {
+        return Finding::fine(format!("queue {queue}: quorum, single active consumer, no limit of deliveries to speak of"));
+    };
+    if said.contains("x-single-active-consumer") {
+        let what = format!("queue {queue} has no single active consumer: two instances would share its groups");
+        return Finding::error(what, again);
+    }
+    if said.contains("x-delivery-limit") && said.contains("current is none") {
+        let what = format!("queue {queue} has no limit of deliveries of its own, which means 20 from RabbitMQ 4.0 on: messages that were never tried are dropped after so many instances have gone");
+        return Finding::warning(what, limit);
+    }
+    if said.contains("x-delivery-limit") {
+        let what = format!("queue {queue} has a limit of deliveries: messages that were never tried are dropped after so many instances have gone ({said})");
+        return Finding::error(what, limit);
+    }
+    Finding::warning(format!("queue {queue} differs from what is made here: {said}"), again)
 }
 
-/// What the broker says against a queue with our arguments. None if it has them.
-async fn refusal(connection: &Connection, queue: &str, unlimited: bool) -> Option<String> {
+/// What the broker says against a queue with these arguments. None if it has them.
+async fn refusal(connection: &Connection, queue: &str, arguments: FieldTable) -> Option<String> {
     let channel = timeout(ANSWER, connection.create_channel()).await.ok()?.ok()?;
     let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
-    let declared = channel.queue_declare(queue.into(), options, arguments(true, unlimited));
-    match timeout(ANSWER, declared).await {
+    match timeout(ANSWER, channel.queue_declare(queue.into(), options, arguments)).await {
         Ok(Ok(_)) => None,
         Ok(Err(error)) => Some(error.to_string()),
         Err(_) => Some("no answer".to_owned()),

@@ -429,8 +429,9 @@ impl Reader {
         let headers = properties.headers().as_ref();
         let header = |name: &str| headers.and_then(|headers| headers.inner().get(name));
         let group = header(&settings.group_header).and_then(text).map(Arc::from);
-        let group: Option<Arc<str>> =
-            group.or_else(|| (settings.partitions > 1 && headers.is_none_or(|headers| !headers.contains_key(super::GROUP_HEADER))).then(|| routing_key.as_str().into()));
+        // The exchange has chosen the partition by the routing key, so that is what orders.
+        let by_key = || (settings.partitions > 1).then(|| routing_key.as_str().into());
+        let group: Option<Arc<str>> = group.or_else(by_key);
         // From 4.0 on there are two counts, of which the second one is what is meant here.
         let count = header("x-acquired-count").or_else(|| header("x-delivery-count")).and_then(number);
         let not_before = header(NOT_BEFORE_HEADER).and_then(number).and_then(instant);
