@@ -17,7 +17,7 @@ pub const PACKAGE: &str = "activemq";
 pub const JAR: &str = "/usr/share/activemq/bin/activemq.jar";
 
 /// The user and the password of every broker.
-pub const USER: (&str, &str) = ("laneway", "secret");
+pub const USER: (&str, &str) = ("laneway", "rosebud");
 
 /// Starts a broker that only [`USER`] may use.
 pub fn start() -> Result<Server> {

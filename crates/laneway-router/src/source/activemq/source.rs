@@ -15,7 +15,7 @@ use super::stomp::{Failure, Frame, Receiver, Sender};
 use super::{
     ANSWER, BROKERS_GROUP_HEADER, NOT_BEFORE_HEADER, REASON_HEADER, Settings, destination, send_frame,
 };
-use crate::source::pushed::{Arrival, Copied, Memory, Pushed, fingerprint, pause};
+use crate::source::pushed::{Acknowledged, Arrival, Copied, Memory, Pushed, fingerprint, pause};
 use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
 
 /// Reasons are cut to this length.
@@ -208,7 +208,8 @@ impl Inner {
         for (place, _) in taken.iter().filter(|_| sent) {
             answers[*place] = Settled::Settled;
         }
-        self.pushed.acknowledged(taken.into_iter().map(|(_, taken)| (taken, sent)));
+        let what = |place: usize| Acknowledged::of(&disposals[place].1, sent);
+        self.pushed.acknowledged(taken.into_iter().map(|(place, taken)| (taken, what(place))));
         Ok(answers)
     }
 
@@ -314,7 +315,8 @@ fn arrival(settings: &Settings, epoch: u64, frame: Frame) -> Arrival<Tag> {
         part: 0,
         epoch,
         fingerprint: fingerprint(frame.header("message-id"), group.as_deref(), &frame.body),
-        redelivered,
+        // After a restart the broker does not know.
+        perhaps_again: true,
         earlier: u32::from(redelivered),
         group,
         not_before,

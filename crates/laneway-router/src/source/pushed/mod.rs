@@ -28,9 +28,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
-use super::{Delivery, Receipt, Settled, SourceError, Wants};
+use super::{Delivery, Disposal, Receipt, Settled, SourceError, Wants};
 use shelf::Shelf;
 
 /// Longer waits than this are as good as endless, and fit every clock.
@@ -64,6 +64,27 @@ pub(crate) enum LetGo {
     Part(usize),
     /// All of them: nobody is there.
     All,
+}
+
+/// What became of an acknowledgement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Acknowledged {
+    /// It was sent: the message is done.
+    Done,
+    /// It was sent: the message is elsewhere.
+    PutAside,
+    /// It was not sent, or nobody knows.
+    NotSent,
+}
+
+impl Acknowledged {
+    pub(crate) fn of(disposal: &Disposal, sent: bool) -> Self {
+        match (sent, disposal) {
+            (false, _) => Acknowledged::NotSent,
+            (true, Disposal::Done) => Acknowledged::Done,
+            (true, _) => Acknowledged::PutAside,
+        }
+    }
 }
 
 /// While it lives, somebody wants something of the broker.
@@ -142,13 +163,15 @@ impl<T> Pushed<T> {
         self.shelf().take(receipt, Instant::now())
     }
 
-    /// The messages whose acknowledgements were sent, and those whose were not: the broker has to hand them out again, so everything is let go.
-    pub(crate) fn acknowledged(&self, taken: impl IntoIterator<Item = (Taken<T>, bool)>) {
+    /// What became of acknowledgements. Where one could not be sent the broker has to hand out the message again, so everything is let go. What is done is
+    /// remembered; what was put aside is not, since it may be published again as it was.
+    pub(crate) fn acknowledged(&self, all: impl IntoIterator<Item = (Taken<T>, Acknowledged)>) {
         let mut memory = self.memory();
-        for (taken, sent) in taken {
-            match sent {
-                true => memory.note_done(taken.fingerprint),
-                false => {
+        for (taken, what) in all {
+            match what {
+                Acknowledged::Done => memory.note_done(taken.fingerprint),
+                Acknowledged::PutAside => {}
+                Acknowledged::NotSent => {
                     memory.remember(taken.fingerprint, taken.id);
                     self.doubt.store(true, SeqCst);
                 }
@@ -244,39 +267,36 @@ impl<T> Pushed<T> {
         self.until(Instant::now() + WAIT_MAX, Self::is_closed).await;
     }
 
-    /// Waits until something should be let go.
+    /// Waits until something should be let go. Nothing of it is handed out from then on.
     pub(crate) async fn until_let_go(&self, linger: Duration) -> LetGo {
         let mut at_rest_since = None;
         loop {
             let mut told = pin!(self.driver.notified());
             told.as_mut().enable();
-            if self.doubt.swap(false, SeqCst) {
-                return LetGo::All;
-            }
-            let now = Instant::now();
-            let (first, drained, at_rest) = {
-                let shelf = self.shelf();
-                (shelf.first_lease(), shelf.drained(), shelf.is_at_rest())
-            };
-            let expired = first.filter(|(until, _)| *until <= now).map(|(_, part)| part);
-            if let Some(part) = expired.or(drained) {
-                return LetGo::Part(part);
-            }
-            let look = match at_rest && self.wanting.load(SeqCst) == 0 {
-                true => Some(*at_rest_since.get_or_insert(now) + linger),
-                false => {
-                    at_rest_since = None;
-                    first.map(|(until, _)| until)
-                }
-            };
-            if at_rest_since.is_some_and(|since| since + linger <= now) {
-                return LetGo::All;
-            }
-            tokio::select! {
-                () = told => {}
-                () = sleep_until(look.unwrap_or(now + WAIT_MAX)) => {}
+            match self.look(linger, &mut at_rest_since) {
+                Ok(what) => return what,
+                Err(until) => drop(timeout_at(until, told).await),
             }
         }
+    }
+
+    /// What should be let go, or when to look again. Under one lock, so that no claim takes a message in between: whoever claims has said so before.
+    fn look(&self, linger: Duration, at_rest_since: &mut Option<Instant>) -> Result<LetGo, Instant> {
+        let (mut shelf, now) = (self.shelf(), Instant::now());
+        let first = shelf.first_lease();
+        let expired = first.filter(|(until, _)| *until <= now).map(|(_, part)| part);
+        if let Some(part) = expired.or_else(|| shelf.drained()) {
+            shelf.drain(part, now);
+            return Ok(LetGo::Part(part));
+        }
+        let is_idle = shelf.is_at_rest() && !self.is_wanted();
+        *at_rest_since = if is_idle { at_rest_since.or(Some(now)) } else { None };
+        let rests = at_rest_since.map(|since| since + linger);
+        if rests.is_some_and(|until| until <= now) || self.doubt.swap(false, SeqCst) {
+            shelf.drain_all(now);
+            return Ok(LetGo::All);
+        }
+        Err(rests.or(first.map(|(until, _)| until)).unwrap_or(now + WAIT_MAX))
     }
 
     /// A subscription begins.

@@ -44,9 +44,9 @@ pub(crate) struct Arrival<T> {
     /// See [`Shelf::open`].
     pub(crate) epoch: u64,
     pub(crate) fingerprint: Fingerprint,
-    /// The broker says that it has handed it out before.
-    pub(crate) redelivered: bool,
-    /// How often, as far as it knows.
+    /// The broker may have handed it out before, as far as it knows.
+    pub(crate) perhaps_again: bool,
+    /// How often it says that it has.
     pub(crate) earlier: u32,
     pub(crate) group: Option<Arc<str>>,
     pub(crate) text: Arc<[u8]>,
@@ -169,12 +169,12 @@ impl<T> Shelf<T> {
             return None;
         }
         part.came += 1;
-        if arrival.redelivered && memory.is_done(arrival.fingerprint) {
+        if arrival.perhaps_again && memory.is_done(arrival.fingerprint) {
             return Some(arrival.tag);
         }
         let ticket = self.next;
         self.next += 1;
-        let id = memory.identify(arrival.fingerprint, arrival.redelivered, micros);
+        let id = memory.identify(arrival.fingerprint, arrival.perhaps_again, micros);
         let key = key(arrival.group.as_ref(), ticket);
         let item = Item {
             part: arrival.part,
@@ -290,6 +290,12 @@ impl<T> Shelf<T> {
         keys.iter().for_each(|key| self.list(key, now));
     }
 
+    /// The same for all of them.
+    pub(crate) fn drain_all(&mut self, now: Instant) {
+        self.parts.iter_mut().for_each(|part| part.draining = true);
+        self.drain(0, now);
+    }
+
     /// A subscription that is drained.
     pub(crate) fn drained(&self) -> Option<usize> {
         self.parts.iter().position(|part| part.draining && part.leased == 0)
@@ -398,8 +404,8 @@ pub(crate) struct Memory {
 impl Memory {
     /// The identity of a message: the one that it had, or a new one. New ones grow with the time, so that those of an instance that takes over are
     /// greater than those of the one before, as far as their clocks agree.
-    fn identify(&mut self, fingerprint: Fingerprint, redelivered: bool, micros: u64) -> DeliveryId {
-        if redelivered && let Some(ids) = self.lost.get_mut(&fingerprint.hash) {
+    fn identify(&mut self, fingerprint: Fingerprint, perhaps_again: bool, micros: u64) -> DeliveryId {
+        if perhaps_again && let Some(ids) = self.lost.get_mut(&fingerprint.hash) {
             let id = ids.pop_front().expect("an empty list is removed");
             if ids.is_empty() {
                 self.lost.remove(&fingerprint.hash);
@@ -467,7 +473,7 @@ mod tests {
                 part: 0,
                 epoch: self.epoch,
                 fingerprint: Fingerprint { hash: number, unique: true },
-                redelivered,
+                perhaps_again: redelivered,
                 earlier: u32::from(redelivered),
                 group: Some(group.into()),
                 text: number.to_string().into_bytes().into(),

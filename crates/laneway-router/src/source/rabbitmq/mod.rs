@@ -122,6 +122,11 @@ impl Settings {
         }
     }
 
+    /// The queue by which instances are counted.
+    fn instances(&self) -> String {
+        format!("{}.instances", self.queue)
+    }
+
     fn uri(&self) -> Result<AMQPUri, String> {
         let mut uri: AMQPUri = self.url.expose().parse()?;
         uri.query.heartbeat = Some(self.heartbeat.as_secs().clamp(1, 3_600) as u16);

@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use futures_util::future::{BoxFuture, join_all};
 use futures_util::{FutureExt, StreamExt};
 use lapin::message::Delivery as Pushing;
-use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions};
+use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Acker, BasicProperties, Channel, Connection, Consumer};
 use tokio::sync::mpsc;
@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::link::{ANSWER, Publisher, To, answer, connect, look_at, prepare};
 use super::{NOT_BEFORE_HEADER, REASON_HEADER, Settings};
 use crate::source::broker::Role;
-use crate::source::pushed::{Arrival, Copied, LetGo, Memory, Pushed, fingerprint, pause};
+use crate::source::pushed::{Acknowledged, Arrival, Copied, LetGo, Memory, Pushed, fingerprint, pause};
 use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
 
 /// Reasons are cut to this length.
@@ -173,7 +173,10 @@ impl Inner {
                 answers[*place] = Settled::Settled;
             }
         }
-        self.pushed.acknowledged(taken.into_iter().map(|(_, taken)| taken).zip(sent));
+        let all = taken.into_iter().zip(sent);
+        self.pushed.acknowledged(
+            all.map(|((place, taken), sent)| (taken, Acknowledged::of(&disposals[place].1, sent))),
+        );
         Ok(answers)
     }
 
@@ -277,8 +280,16 @@ struct Session<'a> {
     connection: &'a Connection,
     queues: Vec<String>,
     open: Vec<Option<Subscription>>,
+    /// Where instances are counted, if there are partitions to be shared.
+    presence: Option<Presence>,
     /// Readers say here that they have come to an end.
     ends: (mpsc::UnboundedSender<End>, mpsc::UnboundedReceiver<End>),
+}
+
+/// A consumer of a queue in which there is never a message. A queue with a single active consumer does not say how many stand by; this one does.
+struct Presence {
+    _channel: Channel,
+    _consumer: Consumer,
 }
 
 struct Subscription {
@@ -293,14 +304,14 @@ impl<'a> Session<'a> {
     fn new(inner: Arc<Inner>, connection: &'a Connection) -> Self {
         let queues = inner.settings.queues();
         let open = queues.iter().map(|_| None).collect();
-        Session { inner, connection, queues, open, ends: mpsc::unbounded_channel() }
+        Session { inner, connection, queues, open, presence: None, ends: mpsc::unbounded_channel() }
     }
 
     /// Subscribes while somebody wants messages, lets go when it should. No error means that the source was closed.
     async fn run(&mut self) -> Result<(), SourceError> {
         let inner = Arc::clone(&self.inner);
         let (pushed, linger) = (&inner.pushed, inner.settings.linger);
-        let shares = inner.settings.partitions > 1;
+        let shares = inner.settings.partitions > 1 && inner.settings.declare;
         let mut next_look = Instant::now() + inner.settings.balance;
         loop {
             if pushed.is_closed() {
@@ -308,6 +319,9 @@ impl<'a> Session<'a> {
             }
             if pushed.is_wanted() {
                 self.subscribe().await?;
+                if shares && self.presence.is_none() {
+                    self.be_counted().await?;
+                }
             }
             let lacks = self.open.iter().any(Option::is_none);
             let has = self.open.iter().any(Option::is_some);
@@ -324,16 +338,30 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Lets go of a partition if this instance has more than its share and another one waits for it. Every instance subscribes to all partitions, so the
-    /// consumers of a queue are the instances. One at a time: the next look finds what has become of it.
+    /// Lets go of a partition if this instance has more than its share and others stand by. Every instance subscribes to all partitions, so whoever is next in
+    /// line gets it. One at a time: the next look finds what has become of it.
     async fn share(&mut self) -> Result<(), SourceError> {
+        let (settings, queue) = (&*self.inner.settings, self.inner.settings.instances());
+        let Some((_, instances)) = look_at(settings, self.connection, &queue).await? else { return Ok(()) };
         let mut served = self.inner.pushed.served();
         let Some(last) = served.pop() else { return Ok(()) };
-        let found = look_at(&self.inner.settings, self.connection, &self.queues[last]).await?;
-        let instances = found.map_or(1, |(_, consumers)| consumers.max(1)) as usize;
-        if served.len() >= self.queues.len().div_ceil(instances) {
+        if served.len() >= self.queues.len().div_ceil(instances.max(1) as usize) {
             self.inner.pushed.drain(last);
         }
+        Ok(())
+    }
+
+    /// Lets others count this instance.
+    async fn be_counted(&mut self) -> Result<(), SourceError> {
+        let (settings, queue) = (&*self.inner.settings, self.inner.settings.instances());
+        let channel = answer(settings, "open a channel", self.connection.create_channel()).await?;
+        let options = QueueDeclareOptions { durable: true, auto_delete: true, ..QueueDeclareOptions::default() };
+        let made = channel.queue_declare(queue.as_str().into(), options, FieldTable::default());
+        answer(settings, &format!("make the queue {queue}"), made).await?;
+        let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
+        let consume = channel.basic_consume(queue.as_str().into(), "".into(), options, FieldTable::default());
+        let consumer = answer(settings, &format!("read from {queue}"), consume).await?;
+        self.presence = Some(Presence { _channel: channel, _consumer: consumer });
         Ok(())
     }
 
@@ -380,8 +408,12 @@ impl<'a> Session<'a> {
             if what != LetGo::All && what != LetGo::Part(part) {
                 continue;
             }
+            if what == LetGo::All {
+                // Who wants nothing has no share.
+                self.presence = None;
+            }
+            inner.pushed.forget(part);
             if let Some(Subscription { channel, .. }) = open.take() {
-                inner.pushed.forget(part);
                 answer(&inner.settings, "close a channel", channel.close(200, "let go".into())).await?;
             }
         }
@@ -400,13 +432,16 @@ struct Reader {
 
 impl Reader {
     async fn read(mut self, ends: mpsc::UnboundedSender<End>) {
-        let mut error = None;
-        while let Some(first) = self.consumer.next().await {
+        let (mut error, mut is_over) = (None, false);
+        while !is_over && let Some(first) = self.consumer.next().await {
             let mut came = vec![first];
             while came.len() < GULP
-                && let Some(Some(more)) = self.consumer.next().now_or_never()
+                && !is_over
+                && let Some(more) = self.consumer.next().now_or_never()
             {
-                came.push(more);
+                // The end is said once.
+                is_over = more.is_none();
+                came.extend(more);
             }
             let mut arrivals = Vec::with_capacity(came.len());
             for one in came {
@@ -440,7 +475,7 @@ impl Reader {
             part: self.part,
             epoch: self.epoch,
             fingerprint: fingerprint(id, group.as_deref(), &data),
-            redelivered,
+            perhaps_again: redelivered,
             earlier: count.map_or(u32::from(redelivered), |count| u32::try_from(count).unwrap_or(u32::MAX)),
             group,
             text: data.into(),
