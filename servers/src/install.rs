@@ -10,14 +10,18 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use crate::process::{is_root, run};
-use crate::{nats, postgres};
+use crate::{activemq, nats, postgres, rabbitmq};
 
 /// Asked by every package before it starts its service.
 const POLICY: &str = "/usr/sbin/policy-rc.d";
 
 /// Packages of Debian, and a file by which one sees that each is there.
-const PACKAGES: &[(&str, &str)] =
-    &[(postgres::PACKAGE, "/usr/lib/postgresql"), (nats::PACKAGE, nats::PROGRAM)];
+const PACKAGES: &[(&str, &str)] = &[
+    (postgres::PACKAGE, "/usr/lib/postgresql"),
+    (nats::PACKAGE, nats::PROGRAM),
+    (rabbitmq::PACKAGE, rabbitmq::VERSIONS),
+    (activemq::PACKAGE, activemq::JAR),
+];
 
 /// Installs what is missing.
 pub fn install() -> Result<()> {

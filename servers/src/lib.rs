@@ -6,10 +6,12 @@
 //!
 //! The files are one per server, in the order in which they were needed; what they share is in `process.rs`.
 
+pub mod activemq;
 pub mod install;
 pub mod nats;
 pub mod postgres;
 pub mod process;
+pub mod rabbitmq;
 
 pub use install::install;
 pub use process::Server;

@@ -122,6 +122,19 @@ impl Server {
         self.child.as_ref().map_or(Ok(()), |child| signal(child.id(), "CONT"))
     }
 
+    /// For a server that all tests of a program share, in a `static`, which is never dropped: lets its folder be removed when this process
+    /// ends, however it ends. The server itself ends with us anyway.
+    pub fn clear_away_at_the_end(&self) -> Result<()> {
+        let mut command = Command::new("sh");
+        // Reads until our end of the pipe closes; then the server has a moment to be gone.
+        command.args(["-c", r#"trap "" INT TERM; cat > /dev/null; sleep 1; rm -rf -- "$1""#, "sh"]);
+        command.arg(self.folder.path()).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = command.spawn().context("cannot start sh")?;
+        static PIPES: Mutex<Vec<Child>> = Mutex::new(Vec::new());
+        PIPES.lock().expect("nothing panics under it").push(child);
+        Ok(())
+    }
+
     fn log_path(&self) -> PathBuf {
         self.folder.path().join("server.log")
     }

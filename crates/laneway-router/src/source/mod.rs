@@ -21,6 +21,15 @@ pub mod sink;
 #[cfg(feature = "nats")]
 pub mod nats;
 
+#[cfg(any(feature = "rabbitmq", feature = "activemq"))]
+pub(crate) mod pushed;
+
+#[cfg(feature = "rabbitmq")]
+pub mod rabbitmq;
+
+#[cfg(feature = "activemq")]
+pub mod activemq;
+
 #[cfg(feature = "conformance")]
 pub mod conformance;
 

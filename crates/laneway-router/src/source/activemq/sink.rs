@@ -1,0 +1,112 @@
+//! Publishing to ActiveMQ: every message has a receipt, and those of a group go one after the other over one connection.
+//!
+//! The broker deals with the frames of a connection in order, and ends the connection at the first that it refuses, so nothing behind it is published; a
+//! batch needs only one receipt, that of its last message.
+
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use tokio::sync::Mutex;
+use tokio::task::JoinHandle;
+
+use super::stomp::{Frame, Sender};
+use super::{Settings, send_frame};
+use crate::message::MESSAGE_BYTES_MAX;
+use crate::source::SourceError;
+use crate::source::sink::{Outgoing, Published, Sink, SinkError};
+
+/// A queue to publish to.
+pub struct ActiveSink {
+    name: Arc<str>,
+    settings: Settings,
+    link: Mutex<Option<Link>>,
+}
+
+struct Link {
+    sender: Sender,
+    /// Notes receipts until the connection ends.
+    reader: JoinHandle<()>,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+fn failed(error: SourceError) -> SinkError {
+    match error {
+        SourceError::Broken(what) => SinkError::Broken(what),
+        other => SinkError::Unavailable(other.to_string()),
+    }
+}
+
+impl ActiveSink {
+    /// Connects.
+    pub async fn open(settings: Settings, name: Arc<str>) -> Result<Self, SinkError> {
+        let sink = ActiveSink { name, settings, link: Mutex::default() };
+        *sink.link.lock().await = Some(sink.connect().await?);
+        Ok(sink)
+    }
+
+    async fn connect(&self) -> Result<Link, SinkError> {
+        let (sender, mut receiver) = self.settings.connect().await.map_err(failed)?;
+        // It subscribes to nothing, so there is no message; it ends with the connection.
+        let reader = tokio::spawn(async move { while receiver.message().await.is_ok() {} });
+        Ok(Link { sender, reader })
+    }
+
+    fn frame(&self, outgoing: &Outgoing) -> Frame {
+        let group = outgoing.group.as_deref().map(|group| (self.settings.group_header.as_str(), group));
+        let mut frame = send_frame(&self.settings.queue, group, &outgoing.text);
+        for (name, value) in &outgoing.headers {
+            frame = frame.with(name, value);
+        }
+        frame.with("x-laneway-id", &outgoing.id)
+    }
+}
+
+impl Sink for ActiveSink {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn publish(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Published>, SinkError>> {
+        async move {
+            let mut answers = Vec::with_capacity(batch.len());
+            let mut frames = Vec::with_capacity(batch.len());
+            for outgoing in &batch {
+                answers.push(match outgoing.text.len() > MESSAGE_BYTES_MAX {
+                    true => Published::Refused {
+                        reason: format!("{} bytes are more than {MESSAGE_BYTES_MAX}", outgoing.text.len()),
+                    },
+                    false => {
+                        frames.push(self.frame(outgoing));
+                        Published::Accepted { sequence: None, duplicate: false }
+                    }
+                });
+            }
+            let mut link = self.link.lock().await;
+            if link.as_ref().is_none_or(|link| link.reader.is_finished()) {
+                *link = Some(self.connect().await?);
+            }
+            let sender = link.as_ref().map(|link| link.sender.clone()).expect("it was made just now");
+            if let Err(failure) = sender.ask(frames).await {
+                *link = None;
+                return Err(failed(self.settings.explain("publish", &failure)));
+            }
+            Ok(answers)
+        }
+        .boxed()
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        async move {
+            if let Some(link) = self.link.lock().await.take() {
+                let _ = link.sender.ask(vec![Frame::new("DISCONNECT")]).await;
+            }
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,336 @@
+//! Reading from ActiveMQ: a driver subscribes and reads, callers claim and settle, `pushed` is between them.
+//!
+//! The driver has one connection with one subscription. To let go is to end the connection. What is settled is told over the same connection, and the broker
+//! says when it has dealt with it. A dead letter is published and its original acknowledged in one transaction.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use tokio::time::{Instant, timeout};
+
+use super::stomp::{Failure, Frame, Receiver, Sender};
+use super::{
+    ANSWER, BROKERS_GROUP_HEADER, NOT_BEFORE_HEADER, REASON_HEADER, Settings, destination, send_frame,
+};
+use crate::source::pushed::{Acknowledged, Arrival, Copied, Memory, Pushed, fingerprint, pause};
+use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
+
+/// Reasons are cut to this length.
+const REASON_BYTES_MAX: usize = 1_024;
+
+/// A connection that has lasted for so long was good; the next failure is the first again.
+const LASTING: Duration = Duration::from_secs(10);
+
+/// So many arrivals are put on the shelf at once, at most.
+const GULP: usize = 256;
+
+/// The headers that the broker writes itself.
+const BROKERS_OWN: &[&str] = &[
+    "ack",
+    "content-length",
+    "destination",
+    "expires",
+    "message-id",
+    "persistent",
+    "priority",
+    "receipt",
+    "redelivered",
+    "subscription",
+    "timestamp",
+    "transaction",
+    BROKERS_GROUP_HEADER,
+];
+
+/// A queue to read from.
+pub struct ActiveQueue {
+    settings: Arc<Settings>,
+    memory: Arc<Mutex<Memory>>,
+}
+
+impl ActiveQueue {
+    /// Connects to nothing yet.
+    pub fn new(settings: Settings) -> Self {
+        ActiveQueue { settings: Arc::new(settings), memory: Arc::default() }
+    }
+
+    /// A consumer: one of those that share the groups of the queue. Must be called on a tokio runtime.
+    pub fn consumer(&self, name: impl Into<Arc<str>>) -> ActiveSource {
+        let inner = Arc::new(Inner {
+            name: name.into(),
+            pushed: Pushed::new(1, Arc::clone(&self.memory)),
+            settings: Arc::clone(&self.settings),
+            connected: AtomicBool::new(false),
+            sender: Mutex::default(),
+            transactions: AtomicU64::new(0),
+        });
+        tokio::spawn(drive(Arc::clone(&inner)));
+        ActiveSource { inner }
+    }
+}
+
+/// A consumer of a queue. Its driver ends when it is closed, or dropped.
+pub struct ActiveSource {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    name: Arc<str>,
+    settings: Arc<Settings>,
+    pushed: Pushed<Tag>,
+    connected: AtomicBool,
+    /// Of the connection that there is.
+    sender: Mutex<Option<Sender>>,
+    transactions: AtomicU64,
+}
+
+/// What settles a message at the broker, and what it came with.
+#[derive(Clone)]
+struct Tag {
+    ack: Arc<str>,
+    headers: Arc<[(String, String)]>,
+}
+
+impl Drop for ActiveSource {
+    fn drop(&mut self) {
+        self.inner.pushed.close();
+    }
+}
+
+impl ActiveSource {
+    /// Waits until there is a connection, or the first attempt has failed.
+    pub async fn connect(&self) -> Result<(), SourceError> {
+        let pushed = &self.inner.pushed;
+        let _want = pushed.want();
+        let known = |pushed: &Pushed<Tag>| {
+            self.inner.connected.load(SeqCst) || pushed.trouble().is_some() || pushed.has_ended()
+        };
+        pushed.until(Instant::now() + 2 * ANSWER, known).await;
+        match (self.inner.connected.load(SeqCst), pushed.trouble()) {
+            (true, _) => Ok(()),
+            (false, Some(trouble)) => Err(trouble),
+            (false, None) => {
+                Err(SourceError::Unavailable(format!("{} does not answer", self.inner.settings.place())))
+            }
+        }
+    }
+}
+
+impl Source for ActiveSource {
+    fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    fn kind(&self) -> &'static str {
+        "activemq"
+    }
+
+    fn is_open(&self) -> bool {
+        self.inner.connected.load(SeqCst)
+    }
+
+    fn claim(&self, wants: Wants) -> BoxFuture<'_, Result<Vec<Delivery>, SourceError>> {
+        self.inner.pushed.claim(wants).boxed()
+    }
+
+    fn settle(
+        &self,
+        disposals: Vec<(Receipt, Disposal)>,
+    ) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
+        self.inner.settle(disposals).boxed()
+    }
+
+    fn extend(
+        &self,
+        receipts: Vec<Receipt>,
+        lease: Duration,
+    ) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
+        async move { self.inner.pushed.extend(&receipts, lease) }.boxed()
+    }
+
+    /// Only what is in hand: STOMP does not say how much is left.
+    fn depth(&self) -> BoxFuture<'_, Result<Depth, SourceError>> {
+        async move {
+            let (waiting, leased) = self.inner.pushed.counts();
+            Ok(Depth { waiting: waiting as u64, leased: leased as u64, ..Depth::default() })
+        }
+        .boxed()
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        async move {
+            self.inner.pushed.close();
+            self.inner.pushed.until(Instant::now() + ANSWER, Pushed::has_ended).await;
+        }
+        .boxed()
+    }
+}
+
+// ── settling ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+impl Inner {
+    fn sender(&self) -> Option<Sender> {
+        self.sender.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    async fn settle(&self, disposals: Vec<(Receipt, Disposal)>) -> Result<Vec<Settled>, SourceError> {
+        if self.pushed.is_closed() {
+            return Err(SourceError::Closed);
+        }
+        let sender = self.sender();
+        let mut answers = vec![Settled::Stale; disposals.len()];
+        let (mut taken, mut frames) = (Vec::new(), Vec::new());
+        for (place, (receipt, disposal)) in disposals.iter().enumerate() {
+            let reason = match disposal {
+                Disposal::GiveBack { delay } => {
+                    answers[place] = self.pushed.give_back(receipt, *delay);
+                    continue;
+                }
+                Disposal::Done => None,
+                Disposal::DeadLetter { reason } => Some((&self.settings.dead_letters, reason)),
+                Disposal::Quarantine { reason } => Some((&self.settings.quarantine, reason)),
+            };
+            let copied = reason.and_then(|_| self.pushed.copy(receipt));
+            let Some(one) = self.pushed.take(receipt) else { continue };
+            match (reason, copied) {
+                (Some((queue, reason)), Some(copied)) => frames.extend(self.put_aside(queue, reason, &copied)),
+                _ => frames.push(ack(&one.tag)),
+            }
+            taken.push((place, one));
+        }
+        // The sender was asked for first: if there is a new connection since, what came over that is asked for in vain over the old one, and comes again.
+        let sent = match sender {
+            Some(sender) => sender.ask(frames).await.is_ok(),
+            None => false,
+        };
+        for (place, _) in taken.iter().filter(|_| sent) {
+            answers[*place] = Settled::Settled;
+        }
+        let what = |place: usize| Acknowledged::of(&disposals[place].1, sent);
+        self.pushed.acknowledged(taken.into_iter().map(|(place, taken)| (taken, what(place))));
+        Ok(answers)
+    }
+
+    /// A letter to another queue and the acknowledgement of its original, both or neither.
+    fn put_aside(&self, queue: &str, reason: &str, copied: &Copied<Tag>) -> [Frame; 4] {
+        let transaction = format!("t{}", self.transactions.fetch_add(1, Relaxed));
+        let group = copied.group.as_deref().map(|group| (self.settings.group_header.as_str(), group));
+        let mut letter = send_frame(queue, group, &copied.text);
+        let is_ours = |name: &str| BROKERS_OWN.contains(&name) || name == self.settings.group_header;
+        for (name, value) in copied.tag.headers.iter().filter(|(name, _)| !is_ours(name)) {
+            letter = letter.with(name, value);
+        }
+        let reason = reason.char_indices().take_while(|(at, _)| *at < REASON_BYTES_MAX).map(|(_, one)| one);
+        letter = letter
+            .with(REASON_HEADER, reason.collect::<String>())
+            .with("x-laneway-attempt", copied.attempt.to_string());
+        let part = |frame: Frame| frame.with("transaction", &transaction);
+        [part(Frame::new("BEGIN")), part(letter), part(ack(&copied.tag)), part(Frame::new("COMMIT"))]
+    }
+}
+
+fn ack(tag: &Tag) -> Frame {
+    Frame::new("ACK").with("id", &*tag.ack)
+}
+
+// ── the driver ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+/// Connects whenever somebody wants something, until the source is closed.
+async fn drive(inner: Arc<Inner>) {
+    let mut failures = 0;
+    while inner.pushed.wanted().await {
+        let begun = Instant::now();
+        let Err(error) = hold(&inner).await else { continue };
+        failures = if begun.elapsed() > LASTING { 0 } else { failures + 1 };
+        inner.pushed.failed(error);
+        tokio::select! {
+            () = tokio::time::sleep(pause(failures)) => {}
+            () = inner.pushed.until_closed() => {}
+        }
+    }
+    inner.pushed.end();
+}
+
+/// One connection, from its beginning to its end. No error means that it was let go.
+async fn hold(inner: &Arc<Inner>) -> Result<(), SourceError> {
+    let (sender, mut receiver) = tokio::select! {
+        connected = inner.settings.connect() => connected?,
+        () = inner.pushed.until_closed() => return Ok(()),
+    };
+    let subscribe = Frame::new("SUBSCRIBE")
+        .with("id", "0")
+        .with("destination", destination(&inner.settings.queue))
+        .with("ack", "client-individual")
+        .with("activemq.prefetchSize", inner.settings.prefetch.to_string());
+    sender.send(&[subscribe]).await.map_err(|failure| inner.settings.explain("subscribe", &failure))?;
+    let epoch = inner.pushed.open(0);
+    *inner.sender.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender.clone());
+    inner.connected.store(true, SeqCst);
+    inner.pushed.recovered();
+    let ended = read(inner, epoch, &sender, &mut receiver).await;
+    inner.connected.store(false, SeqCst);
+    *inner.sender.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    // First here, then there: what the broker gives to others must not be ours any more.
+    inner.pushed.forget(0);
+    let _ = timeout(ANSWER, sender.send(&[Frame::new("DISCONNECT")])).await;
+    ended.map_err(|failure| inner.settings.explain("read", &failure))
+}
+
+/// Puts on the shelf what comes, until something should be let go.
+async fn read(
+    inner: &Inner,
+    epoch: u64,
+    sender: &Sender,
+    receiver: &mut Receiver,
+) -> Result<(), Failure> {
+    let let_go = inner.pushed.until_let_go(inner.settings.linger);
+    let mut let_go = std::pin::pin!(let_go);
+    loop {
+        let first = tokio::select! {
+            first = receiver.message() => first?,
+            _ = &mut let_go => return Ok(()),
+            () = inner.pushed.until_closed() => return Ok(()),
+        };
+        let mut arrivals = vec![arrival(&inner.settings, epoch, first)];
+        while arrivals.len() < GULP
+            && let Some(more) = receiver.message_now()
+        {
+            arrivals.push(arrival(&inner.settings, epoch, more));
+        }
+        let again: Vec<Frame> = inner.pushed.arrive(arrivals).iter().map(ack).collect();
+        if !again.is_empty() {
+            sender.send(&again).await?;
+        }
+    }
+}
+
+fn arrival(settings: &Settings, epoch: u64, frame: Frame) -> Arrival<Tag> {
+    let group: Option<Arc<str>> =
+        frame.header(&settings.group_header).filter(|group| !group.trim().is_empty()).map(Arc::from);
+    let redelivered = frame.header("redelivered") == Some("true");
+    let not_before = frame.header(NOT_BEFORE_HEADER).and_then(|millis| millis.parse().ok()).and_then(instant);
+    Arrival {
+        part: 0,
+        epoch,
+        fingerprint: fingerprint(frame.header("message-id"), group.as_deref(), &frame.body),
+        // After a restart the broker does not know.
+        perhaps_again: true,
+        earlier: u32::from(redelivered),
+        group,
+        not_before,
+        tag: Tag {
+            ack: frame.header("ack").unwrap_or_default().into(),
+            headers: frame.headers.into(),
+        },
+        text: frame.body.into(),
+    }
+}
+
+/// The instant of a time in milliseconds since 1970. None if it is over.
+fn instant(millis: u64) -> Option<Instant> {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
+    let left = Duration::from_millis(millis).checked_sub(since)?;
+    Instant::now().checked_add(left)
+}

@@ -1,0 +1,377 @@
+//! What sources have in common whose brokers push: messages come when the broker likes, stay the connection's until they are acknowledged, and go back
+//! all together when it ends.
+//!
+//! Such a broker has no leases, and what it calls giving back loses the order. So messages lie on a `Shelf` (`shelf.rs`) in this process between their
+//! arrival and their acknowledgement: there they are leased, delayed and given back, in order. The broker is told of two things only: that a message is
+//! done, or that everything goes back, by closing the subscription.
+//!
+//! A source of this kind has a *driver*, a task that connects, subscribes and reads. [`Pushed`] is between it and the callers of the source.
+//!
+//! # Letting go
+//!
+//! Some brokers give a queue, or a group, to one subscription at a time. Who holds it without need keeps others from it, so a subscription is closed, and the
+//! next in line gets everything in order,
+//!
+//! * when a lease has run out: whoever had the message is not there any more;
+//! * when nobody has asked for messages, and none is leased or delayed, for a while (*linger*);
+//! * when there are several, and others stand by that have none; then it is drained first;
+//! * when an acknowledgement could not be sent, although the subscription goes on.
+
+mod shelf;
+
+pub(crate) use shelf::{Arrival, Copied, Fingerprint, Memory, Taken};
+
+use std::hash::{BuildHasher, Hash, Hasher};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout_at};
+
+use super::{Delivery, Disposal, Receipt, Settled, SourceError, Wants};
+use shelf::Shelf;
+
+/// Longer waits than this are as good as endless, and fit every clock.
+const WAIT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// What a driver and the callers of its source share.
+pub(crate) struct Pushed<T> {
+    shelf: Mutex<Shelf<T>>,
+    memory: Arc<Mutex<Memory>>,
+    /// Told when a claim should look again.
+    stirred: Notify,
+    /// Told when the driver should.
+    driver: Notify,
+    /// Callers that wait for the broker.
+    wanting: AtomicUsize,
+    /// Somebody has asked since the driver last looked.
+    asked: AtomicBool,
+    /// Something was taken off the shelf, and nobody knows whether the broker has heard of it.
+    doubt: AtomicBool,
+    /// Why there is no connection.
+    trouble: Mutex<Option<SourceError>>,
+    closed: AtomicBool,
+    /// The driver has ended.
+    ended: AtomicBool,
+}
+
+/// What should be let go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LetGo {
+    /// One subscription: a lease has run out, or it is drained.
+    Part(usize),
+    /// All of them: nobody is there.
+    All,
+}
+
+/// What became of an acknowledgement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Acknowledged {
+    /// It was sent: the message is done.
+    Done,
+    /// It was sent: the message is elsewhere.
+    PutAside,
+    /// It was not sent, or nobody knows.
+    NotSent,
+}
+
+impl Acknowledged {
+    pub(crate) fn of(disposal: &Disposal, sent: bool) -> Self {
+        match (sent, disposal) {
+            (false, _) => Acknowledged::NotSent,
+            (true, Disposal::Done) => Acknowledged::Done,
+            (true, _) => Acknowledged::PutAside,
+        }
+    }
+}
+
+/// While it lives, somebody wants something of the broker.
+pub(crate) struct Want<'a, T>(&'a Pushed<T>);
+
+impl<T> Drop for Want<'_, T> {
+    fn drop(&mut self) {
+        self.0.wanting.fetch_sub(1, SeqCst);
+        self.0.driver.notify_waiters();
+    }
+}
+
+impl<T> Pushed<T> {
+    /// With so many subscriptions.
+    pub(crate) fn new(parts: usize, memory: Arc<Mutex<Memory>>) -> Self {
+        Pushed {
+            shelf: Mutex::new(Shelf::new(parts)),
+            memory,
+            stirred: Notify::new(),
+            driver: Notify::new(),
+            wanting: AtomicUsize::new(0),
+            asked: AtomicBool::new(false),
+            doubt: AtomicBool::new(false),
+            trouble: Mutex::default(),
+            closed: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+        }
+    }
+
+    fn shelf(&self) -> MutexGuard<'_, Shelf<T>> {
+        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    // ── for callers ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Hands out what may go, or waits for it. What is handed out is returned at once, so that dropping the future loses nothing.
+    pub(crate) async fn claim(&self, wants: Wants) -> Result<Vec<Delivery>, SourceError> {
+        let _want = self.want();
+        let deadline = Instant::now() + wants.wait.min(WAIT_MAX);
+        loop {
+            let mut stirred = pin!(self.stirred.notified());
+            stirred.as_mut().enable();
+            if self.is_closed() {
+                return Err(SourceError::Closed);
+            }
+            let now = Instant::now();
+            let (handed, look) = self.shelf().claim(wants.most, wants.lease.min(WAIT_MAX), now);
+            if !handed.is_empty() || wants.most == 0 {
+                return Ok(handed);
+            }
+            if let Some(trouble) = self.trouble() {
+                return Err(trouble);
+            }
+            if now >= deadline {
+                return Ok(Vec::new());
+            }
+            let _ = timeout_at(look.map_or(deadline, |look| look.min(deadline)), stirred).await;
+        }
+    }
+
+    /// Renews leases.
+    pub(crate) fn extend(&self, receipts: &[Receipt], lease: Duration) -> Result<Vec<Settled>, SourceError> {
+        if self.is_closed() {
+            return Err(SourceError::Closed);
+        }
+        let (mut shelf, now) = (self.shelf(), Instant::now());
+        Ok(receipts.iter().map(|receipt| shelf.extend(receipt, lease.min(WAIT_MAX), now)).collect())
+    }
+
+    /// Takes a message off the shelf, to be acknowledged.
+    pub(crate) fn take(&self, receipt: &Receipt) -> Option<Taken<T>> {
+        self.shelf().take(receipt, Instant::now())
+    }
+
+    /// What became of acknowledgements. Where one could not be sent the broker has to hand out the message again, so everything is let go. What is done is
+    /// remembered; what was put aside is not, since it may be published again as it was.
+    pub(crate) fn acknowledged(&self, all: impl IntoIterator<Item = (Taken<T>, Acknowledged)>) {
+        let mut memory = self.memory();
+        for (taken, what) in all {
+            match what {
+                Acknowledged::Done => memory.note_done(taken.fingerprint),
+                Acknowledged::PutAside => {}
+                Acknowledged::NotSent => {
+                    memory.remember(taken.fingerprint, taken.id);
+                    self.doubt.store(true, SeqCst);
+                }
+            }
+        }
+        drop(memory);
+        self.settled();
+    }
+
+    /// Puts a message back.
+    pub(crate) fn give_back(&self, receipt: &Receipt, delay: Duration) -> Settled {
+        self.shelf().give_back(receipt, delay.min(WAIT_MAX), Instant::now())
+    }
+
+    /// Something was settled: what waits may go, and what nobody needs any more may be let go.
+    pub(crate) fn settled(&self) {
+        self.stirred.notify_waiters();
+        self.driver.notify_waiters();
+    }
+
+    /// Waiting and leased.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        self.shelf().counts()
+    }
+
+    /// Says that somebody wants something of the broker.
+    pub(crate) fn want(&self) -> Want<'_, T> {
+        self.wanting.fetch_add(1, SeqCst);
+        self.asked.store(true, SeqCst);
+        self.driver.notify_waiters();
+        Want(self)
+    }
+
+    /// Why there is no connection, if there is none.
+    pub(crate) fn trouble(&self) -> Option<SourceError> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Nothing is handed out any more, and the driver ends.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, SeqCst);
+        self.stirred.notify_waiters();
+        self.driver.notify_waiters();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(SeqCst)
+    }
+
+    /// Waits until the driver has ended, or is ready, or has failed.
+    pub(crate) async fn until(&self, deadline: Instant, what: impl Fn(&Self) -> bool) -> bool {
+        loop {
+            let mut stirred = pin!(self.stirred.notified());
+            stirred.as_mut().enable();
+            if what(self) {
+                return true;
+            }
+            if timeout_at(deadline, stirred).await.is_err() {
+                return what(self);
+            }
+        }
+    }
+
+    /// Whether the driver has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(SeqCst)
+    }
+
+    // ── for the driver ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Waits until somebody wants something. False when the source was closed.
+    pub(crate) async fn wanted(&self) -> bool {
+        loop {
+            let mut told = pin!(self.driver.notified());
+            told.as_mut().enable();
+            if self.is_closed() {
+                return false;
+            }
+            if self.asked.swap(false, SeqCst) || self.wanting.load(SeqCst) > 0 {
+                return true;
+            }
+            told.await;
+        }
+    }
+
+    /// Whether somebody waits for the broker now.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanting.load(SeqCst) > 0
+    }
+
+    /// Waits until the source is closed.
+    pub(crate) async fn until_closed(&self) {
+        self.until(Instant::now() + WAIT_MAX, Self::is_closed).await;
+    }
+
+    /// Waits until something should be let go. Nothing of it is handed out from then on.
+    pub(crate) async fn until_let_go(&self, linger: Duration) -> LetGo {
+        let mut at_rest_since = None;
+        loop {
+            let mut told = pin!(self.driver.notified());
+            told.as_mut().enable();
+            match self.look(linger, &mut at_rest_since) {
+                Ok(what) => return what,
+                Err(until) => drop(timeout_at(until, told).await),
+            }
+        }
+    }
+
+    /// What should be let go, or when to look again. Under one lock, so that no claim takes a message in between: whoever claims has said so before.
+    fn look(&self, linger: Duration, at_rest_since: &mut Option<Instant>) -> Result<LetGo, Instant> {
+        let (mut shelf, now) = (self.shelf(), Instant::now());
+        let first = shelf.first_lease();
+        let expired = first.filter(|(until, _)| *until <= now).map(|(_, part)| part);
+        if let Some(part) = expired.or_else(|| shelf.drained()) {
+            shelf.drain(part, now);
+            return Ok(LetGo::Part(part));
+        }
+        let is_idle = shelf.is_at_rest() && !self.is_wanted();
+        *at_rest_since = if is_idle { at_rest_since.or(Some(now)) } else { None };
+        let rests = at_rest_since.map(|since| since + linger);
+        if rests.is_some_and(|until| until <= now) || self.doubt.swap(false, SeqCst) {
+            shelf.drain_all(now);
+            return Ok(LetGo::All);
+        }
+        Err(rests.or(first.map(|(until, _)| until)).unwrap_or(now + WAIT_MAX))
+    }
+
+    /// A subscription begins.
+    pub(crate) fn open(&self, part: usize) -> u64 {
+        self.shelf().open(part)
+    }
+
+    /// Puts arrivals on the shelf. Those that come back are done already, and are to be acknowledged once more.
+    pub(crate) fn arrive(&self, arrivals: impl IntoIterator<Item = Arrival<T>>) -> Vec<T> {
+        let micros = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64);
+        let now = Instant::now();
+        let (mut shelf, mut memory) = (self.shelf(), self.memory());
+        let again =
+            arrivals.into_iter().filter_map(|arrival| shelf.arrive(arrival, &mut memory, micros, now)).collect();
+        drop((shelf, memory));
+        self.stirred.notify_waiters();
+        again
+    }
+
+    /// What came over a subscription is not ours any more.
+    pub(crate) fn forget(&self, part: usize) {
+        let (mut shelf, mut memory) = (self.shelf(), self.memory());
+        shelf.forget(part, &mut memory, Instant::now());
+    }
+
+    /// Nothing more of a subscription is handed out; it is let go when what was handed out is back.
+    #[cfg(feature = "rabbitmq")]
+    pub(crate) fn drain(&self, part: usize) {
+        self.shelf().drain(part, Instant::now());
+        self.driver.notify_waiters();
+    }
+
+    /// The subscriptions over which something has come, and that are not on their way out.
+    #[cfg(feature = "rabbitmq")]
+    pub(crate) fn served(&self) -> Vec<usize> {
+        self.shelf().served()
+    }
+
+    /// There is a connection.
+    pub(crate) fn recovered(&self) {
+        self.doubt.store(false, SeqCst);
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.stirred.notify_waiters();
+    }
+
+    /// There is none.
+    pub(crate) fn failed(&self, error: SourceError) {
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        self.stirred.notify_waiters();
+    }
+
+    /// The driver has ended.
+    pub(crate) fn end(&self) {
+        self.ended.store(true, SeqCst);
+        self.stirred.notify_waiters();
+    }
+}
+
+impl<T: Clone> Pushed<T> {
+    /// What is to be copied elsewhere before it is settled.
+    pub(crate) fn copy(&self, receipt: &Receipt) -> Option<Copied<T>> {
+        self.shelf().copy(receipt)
+    }
+}
+
+/// The fingerprint of a message: of its id, which some publishers use twice, its group and its text.
+pub(crate) fn fingerprint(id: Option<&str>, group: Option<&str>, text: &[u8]) -> Fingerprint {
+    static SEED: OnceLock<foldhash::quality::RandomState> = OnceLock::new();
+    let mut hasher = SEED.get_or_init(foldhash::quality::RandomState::default).build_hasher();
+    (id, group, text).hash(&mut hasher);
+    Fingerprint { hash: hasher.finish(), unique: id.is_some() }
+}
+
+/// How long a driver waits after its n-th failure in a row: from a tenth of a second to ten, not all instances at once.
+pub(crate) fn pause(failures: u32) -> Duration {
+    let longest = Duration::from_millis(100 << failures.min(7)).min(Duration::from_secs(10));
+    longest.mul_f64(0.5 + fastrand::f64() / 2.0)
+}

@@ -1,0 +1,107 @@
+//! Publishing to RabbitMQ: every message is confirmed, and those of a group one after the other.
+//!
+//! Batches come from `laneway send --to` and from the mediator of sinks. A message of a group is published when the one before it is confirmed: a
+//! broker may refuse one message and take the next, and nothing could put them right afterwards. Groups are published side by side.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use lapin::BasicProperties;
+use lapin::types::{AMQPValue, FieldTable};
+
+use super::Settings;
+use super::link::{Publisher, To, prepare};
+use crate::message::MESSAGE_BYTES_MAX;
+use crate::source::SourceError;
+use crate::source::broker::Role;
+use crate::source::sink::{Outgoing, Published, Sink, SinkError};
+
+/// A queue, or the partitions of one, to publish to.
+pub struct RabbitSink {
+    name: Arc<str>,
+    publisher: Publisher,
+}
+
+fn failed(error: SourceError) -> SinkError {
+    match error {
+        SourceError::Broken(what) => SinkError::Broken(what),
+        other => SinkError::Unavailable(other.to_string()),
+    }
+}
+
+impl RabbitSink {
+    /// Connects, and sees that the queue is there.
+    pub async fn open(settings: Settings, name: Arc<str>) -> Result<Self, SinkError> {
+        let publisher = Publisher::new(Arc::new(settings));
+        let link = publisher.link().await.map_err(failed)?;
+        prepare(&publisher.settings, &link.connection, Role::Sink).await.map_err(failed)?;
+        Ok(RabbitSink { name, publisher })
+    }
+
+    fn properties(&self, outgoing: &Outgoing) -> BasicProperties {
+        let mut headers = FieldTable::default();
+        for (name, value) in &outgoing.headers {
+            headers.insert(name.as_str().into(), AMQPValue::LongString(value.as_str().into()));
+        }
+        if let Some(group) = &outgoing.group {
+            let header = self.publisher.settings.group_header.as_str();
+            headers.insert(header.into(), AMQPValue::LongString((**group).into()));
+        }
+        let properties = BasicProperties::default().with_delivery_mode(2).with_headers(headers);
+        match outgoing.id.is_empty() || outgoing.id.len() > 255 {
+            true => properties,
+            false => properties.with_message_id(outgoing.id.as_str().into()),
+        }
+    }
+}
+
+/// The places of the messages that can be published together: the first of each group, and all without one.
+fn wave(batch: &[Outgoing], rest: Vec<usize>) -> (Vec<usize>, Vec<usize>) {
+    let mut seen = HashSet::new();
+    rest.into_iter().partition(|place| batch[*place].group.as_ref().is_none_or(|group| seen.insert(Arc::clone(group))))
+}
+
+/// Why a message is refused without asking.
+fn refused(outgoing: &Outgoing) -> Option<String> {
+    (outgoing.text.len() > MESSAGE_BYTES_MAX)
+        .then(|| format!("{} bytes are more than {MESSAGE_BYTES_MAX}", outgoing.text.len()))
+        // A routing key, which decides about the partition, is no longer than that.
+        .or_else(|| outgoing.group.as_ref().filter(|group| group.len() > 255).map(|_| "a group of more than 255 bytes".to_owned()))
+}
+
+impl Sink for RabbitSink {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn publish(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Published>, SinkError>> {
+        async move {
+            let mut answers = vec![Published::Accepted { sequence: None, duplicate: false }; batch.len()];
+            let mut rest = Vec::with_capacity(batch.len());
+            for (place, outgoing) in batch.iter().enumerate() {
+                match refused(outgoing) {
+                    Some(reason) => answers[place] = Published::Refused { reason },
+                    None => rest.push(place),
+                }
+            }
+            while !rest.is_empty() {
+                let (now, later) = wave(&batch, rest);
+                rest = later;
+                let messages = now.into_iter().map(|place| {
+                    let outgoing = &batch[place];
+                    let group = outgoing.group.as_deref().unwrap_or(&outgoing.id);
+                    (To::Queue { group }, self.properties(outgoing), Arc::clone(&outgoing.text))
+                });
+                self.publisher.publish(messages.collect()).await.map_err(failed)?;
+            }
+            Ok(answers)
+        }
+        .boxed()
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.publisher.close().boxed()
+    }
+}

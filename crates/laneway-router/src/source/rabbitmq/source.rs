@@ -1,0 +1,515 @@
+//! Reading from RabbitMQ: a driver subscribes and reads, callers claim and settle, `pushed` is between them.
+//!
+//! The driver has one connection with a channel per partition. It ends, and with it everything that came over it, when anything goes wrong, and a new one is
+//! made after a pause. Dead letters and what is in quarantine are published over another connection, and confirmed, before the original is
+//! acknowledged.
+
+use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use futures_util::future::{BoxFuture, join_all};
+use futures_util::{FutureExt, StreamExt};
+use lapin::message::Delivery as Pushing;
+use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{Acker, BasicProperties, Channel, Connection, Consumer};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::link::{ANSWER, Publisher, To, answer, connect, look_at, prepare};
+use super::{NOT_BEFORE_HEADER, REASON_HEADER, Settings};
+use crate::source::broker::Role;
+use crate::source::pushed::{Acknowledged, Arrival, Copied, LetGo, Memory, Pushed, fingerprint, pause};
+use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
+
+/// Reasons are cut to this length.
+const REASON_BYTES_MAX: usize = 1_024;
+
+/// A connection that has lasted for so long was good; the next failure is the first again.
+const LASTING: Duration = Duration::from_secs(10);
+
+/// So many arrivals are put on the shelf at once, at most.
+const GULP: usize = 256;
+
+/// A queue, or the partitions of one, to read from.
+pub struct RabbitQueue {
+    settings: Arc<Settings>,
+    memory: Arc<Mutex<Memory>>,
+}
+
+impl RabbitQueue {
+    /// Connects to nothing yet.
+    pub fn new(settings: Settings) -> Self {
+        RabbitQueue { settings: Arc::new(settings), memory: Arc::default() }
+    }
+
+    /// A consumer: one of those that wait in line for the queue. Must be called on a tokio runtime.
+    pub fn consumer(&self, name: impl Into<Arc<str>>) -> RabbitSource {
+        let inner = Arc::new(Inner {
+            name: name.into(),
+            pushed: Pushed::new(self.settings.partitions, Arc::clone(&self.memory)),
+            publisher: Publisher::new(Arc::clone(&self.settings)),
+            settings: Arc::clone(&self.settings),
+            connected: AtomicBool::new(false),
+        });
+        tokio::spawn(drive(Arc::clone(&inner)));
+        RabbitSource { inner }
+    }
+}
+
+/// A consumer of a queue. Its driver ends when it is closed, or dropped.
+pub struct RabbitSource {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    name: Arc<str>,
+    settings: Arc<Settings>,
+    pushed: Pushed<Tag>,
+    publisher: Publisher,
+    connected: AtomicBool,
+}
+
+/// What settles a message at the broker, and what it came with.
+#[derive(Clone)]
+struct Tag {
+    acker: Acker,
+    properties: Arc<BasicProperties>,
+}
+
+impl Drop for RabbitSource {
+    fn drop(&mut self) {
+        self.inner.pushed.close();
+    }
+}
+
+impl RabbitSource {
+    /// Waits until there is a connection and the queues are there, or the first attempt has failed.
+    pub async fn connect(&self) -> Result<(), SourceError> {
+        let pushed = &self.inner.pushed;
+        let _want = pushed.want();
+        let deadline = Instant::now() + 2 * ANSWER;
+        let known = |pushed: &Pushed<Tag>| {
+            self.inner.connected.load(SeqCst) || pushed.trouble().is_some() || pushed.has_ended()
+        };
+        pushed.until(deadline, known).await;
+        match (self.inner.connected.load(SeqCst), pushed.trouble()) {
+            (true, _) => Ok(()),
+            (false, Some(trouble)) => Err(trouble),
+            (false, None) => {
+                Err(SourceError::Unavailable(format!("{} does not answer", self.inner.settings.place())))
+            }
+        }
+    }
+}
+
+impl Source for RabbitSource {
+    fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    fn kind(&self) -> &'static str {
+        "rabbitmq"
+    }
+
+    fn is_open(&self) -> bool {
+        self.inner.connected.load(SeqCst)
+    }
+
+    fn claim(&self, wants: Wants) -> BoxFuture<'_, Result<Vec<Delivery>, SourceError>> {
+        self.inner.pushed.claim(wants).boxed()
+    }
+
+    fn settle(
+        &self,
+        disposals: Vec<(Receipt, Disposal)>,
+    ) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
+        self.inner.settle(disposals).boxed()
+    }
+
+    fn extend(
+        &self,
+        receipts: Vec<Receipt>,
+        lease: Duration,
+    ) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
+        async move { self.inner.pushed.extend(&receipts, lease) }.boxed()
+    }
+
+    fn depth(&self) -> BoxFuture<'_, Result<Depth, SourceError>> {
+        self.inner.depth().boxed()
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        async move {
+            self.inner.pushed.close();
+            self.inner.pushed.until(Instant::now() + ANSWER, Pushed::has_ended).await;
+            self.inner.publisher.close().await;
+        }
+        .boxed()
+    }
+}
+
+// ── settling ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+impl Inner {
+    async fn settle(&self, disposals: Vec<(Receipt, Disposal)>) -> Result<Vec<Settled>, SourceError> {
+        if self.pushed.is_closed() {
+            return Err(SourceError::Closed);
+        }
+        self.put_aside(&disposals).await?;
+        let mut answers = vec![Settled::Stale; disposals.len()];
+        let mut taken = Vec::new();
+        for (place, (receipt, disposal)) in disposals.iter().enumerate() {
+            match disposal {
+                Disposal::GiveBack { delay } => answers[place] = self.pushed.give_back(receipt, *delay),
+                _ => taken.extend(self.pushed.take(receipt).map(|taken| (place, taken))),
+            }
+        }
+        let sent = join_all(taken.iter().map(|(_, taken)| acknowledge(&taken.tag.acker))).await;
+        for ((place, _), sent) in taken.iter().zip(&sent) {
+            if *sent {
+                answers[*place] = Settled::Settled;
+            }
+        }
+        let all = taken.into_iter().zip(sent);
+        self.pushed.acknowledged(
+            all.map(|((place, taken), sent)| (taken, Acknowledged::of(&disposals[place].1, sent))),
+        );
+        Ok(answers)
+    }
+
+    /// Publishes dead letters, and what goes to quarantine. They are still leased afterwards.
+    async fn put_aside(&self, disposals: &[(Receipt, Disposal)]) -> Result<(), SourceError> {
+        let mut letters = Vec::new();
+        for (receipt, disposal) in disposals {
+            let (queue, reason) = match disposal {
+                Disposal::DeadLetter { reason } => (&self.settings.dead_letters, reason),
+                Disposal::Quarantine { reason } => (&self.settings.quarantine, reason),
+                _ => continue,
+            };
+            if let Some(copied) = self.pushed.copy(receipt) {
+                letters.push((To::Named(queue), with_reason(&copied, reason), copied.text));
+            }
+        }
+        if letters.is_empty() { Ok(()) } else { self.publisher.publish(letters).await }
+    }
+
+    async fn depth(&self) -> Result<Depth, SourceError> {
+        let settings = &*self.settings;
+        let link = self.publisher.link().await?;
+        let count = async |queue: &str| {
+            Ok::<_, SourceError>(
+                look_at(settings, &link.connection, queue).await?.map_or(0, |(count, _)| u64::from(count)),
+            )
+        };
+        let mut depth = Depth {
+            dead: count(&settings.dead_letters).await?,
+            quarantined: count(&settings.quarantine).await?,
+            ..Depth::default()
+        };
+        for queue in settings.queues() {
+            depth.waiting += count(&queue).await?;
+        }
+        let (waiting, leased) = self.pushed.counts();
+        depth.waiting += waiting as u64;
+        depth.leased = leased as u64;
+        Ok(depth)
+    }
+}
+
+/// An acknowledgement has no answer; it is sent, or it is not.
+async fn acknowledge(acker: &Acker) -> bool {
+    matches!(timeout(ANSWER, acker.ack(BasicAckOptions::default())).await, Ok(Ok(true)))
+}
+
+/// The properties that a message came with, and why it was given up.
+fn with_reason(copied: &Copied<Tag>, reason: &str) -> BasicProperties {
+    let properties = BasicProperties::clone(&copied.tag.properties);
+    let mut headers = properties.headers().clone().unwrap_or_default();
+    let reason = reason.char_indices().take_while(|(at, _)| *at < REASON_BYTES_MAX).map(|(_, one)| one);
+    headers.insert(REASON_HEADER.into(), AMQPValue::LongString(reason.collect::<String>().into()));
+    headers.insert("x-laneway-attempt".into(), AMQPValue::LongUInt(copied.attempt));
+    properties.with_headers(headers).with_delivery_mode(2)
+}
+
+// ── the driver ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+/// Connects whenever somebody wants something, until the source is closed.
+async fn drive(inner: Arc<Inner>) {
+    let mut failures = 0;
+    while inner.pushed.wanted().await {
+        let begun = Instant::now();
+        let Err(error) = hold(&inner).await else { break };
+        failures = if begun.elapsed() > LASTING { 0 } else { failures + 1 };
+        inner.pushed.failed(error);
+        tokio::select! {
+            () = tokio::time::sleep(pause(failures)) => {}
+            () = inner.pushed.until_closed() => {}
+        }
+    }
+    inner.pushed.end();
+}
+
+/// One connection, from its beginning to its end. No error means that the source was closed.
+async fn hold(inner: &Arc<Inner>) -> Result<(), SourceError> {
+    let opening = async {
+        let connection = connect(&inner.settings, "source").await?;
+        prepare(&inner.settings, &connection, Role::Source).await?;
+        Ok(connection)
+    };
+    let connection = tokio::select! {
+        connection = opening => connection?,
+        () = inner.pushed.until_closed() => return Ok(()),
+    };
+    inner.connected.store(true, SeqCst);
+    inner.pushed.recovered();
+    let mut session = Session::new(Arc::clone(inner), &connection);
+    let ended = session.run().await;
+    inner.connected.store(false, SeqCst);
+    // First here, then there: what the broker gives to others must not be ours any more.
+    (0..inner.settings.partitions).for_each(|part| inner.pushed.forget(part));
+    let _ = timeout(ANSWER, connection.close(200, "closed".into())).await;
+    ended
+}
+
+/// The subscriptions of a connection.
+struct Session<'a> {
+    inner: Arc<Inner>,
+    connection: &'a Connection,
+    queues: Vec<String>,
+    open: Vec<Option<Subscription>>,
+    /// Where instances are counted, if there are partitions to be shared.
+    presence: Option<Presence>,
+    /// Readers say here that they have come to an end.
+    ends: (mpsc::UnboundedSender<End>, mpsc::UnboundedReceiver<End>),
+}
+
+/// A consumer of a queue in which there is never a message. A queue with a single active consumer does not say how many stand by; this one does.
+struct Presence {
+    _channel: Channel,
+    _consumer: Consumer,
+}
+
+struct Subscription {
+    channel: Channel,
+    epoch: u64,
+}
+
+/// A reader has come to an end: its part, its epoch, and why.
+type End = (usize, u64, Option<lapin::Error>);
+
+impl<'a> Session<'a> {
+    fn new(inner: Arc<Inner>, connection: &'a Connection) -> Self {
+        let queues = inner.settings.queues();
+        let open = queues.iter().map(|_| None).collect();
+        Session { inner, connection, queues, open, presence: None, ends: mpsc::unbounded_channel() }
+    }
+
+    /// Subscribes while somebody wants messages, lets go when it should. No error means that the source was closed.
+    async fn run(&mut self) -> Result<(), SourceError> {
+        let inner = Arc::clone(&self.inner);
+        let (pushed, linger) = (&inner.pushed, inner.settings.linger);
+        let shares = inner.settings.partitions > 1 && inner.settings.declare;
+        let mut next_look = Instant::now() + inner.settings.balance;
+        loop {
+            if pushed.is_closed() {
+                return Ok(());
+            }
+            if pushed.is_wanted() {
+                self.subscribe().await?;
+                if shares && self.presence.is_none() {
+                    self.be_counted().await?;
+                }
+            }
+            let lacks = self.open.iter().any(Option::is_none);
+            let has = self.open.iter().any(Option::is_some);
+            tokio::select! {
+                () = pushed.until_closed() => return Ok(()),
+                end = self.ends.1.recv() => self.note_end(end)?,
+                what = pushed.until_let_go(linger), if has => self.let_go(what).await?,
+                _ = pushed.wanted(), if lacks => {}
+                () = sleep_until(next_look), if has && shares => {
+                    self.share().await?;
+                    next_look = Instant::now() + inner.settings.balance;
+                }
+            }
+        }
+    }
+
+    /// Lets go of a partition if this instance has more than its share and others stand by. Every instance subscribes to all partitions, so whoever is next in
+    /// line gets it. One at a time: the next look finds what has become of it.
+    async fn share(&mut self) -> Result<(), SourceError> {
+        let (settings, queue) = (&*self.inner.settings, self.inner.settings.instances());
+        let Some((_, instances)) = look_at(settings, self.connection, &queue).await? else { return Ok(()) };
+        let mut served = self.inner.pushed.served();
+        let Some(last) = served.pop() else { return Ok(()) };
+        if served.len() >= self.queues.len().div_ceil(instances.max(1) as usize) {
+            self.inner.pushed.drain(last);
+        }
+        Ok(())
+    }
+
+    /// Lets others count this instance.
+    async fn be_counted(&mut self) -> Result<(), SourceError> {
+        let (settings, queue) = (&*self.inner.settings, self.inner.settings.instances());
+        let channel = answer(settings, "open a channel", self.connection.create_channel()).await?;
+        let options = QueueDeclareOptions { durable: true, auto_delete: true, ..QueueDeclareOptions::default() };
+        let made = channel.queue_declare(queue.as_str().into(), options, FieldTable::default());
+        answer(settings, &format!("make the queue {queue}"), made).await?;
+        let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
+        let consume = channel.basic_consume(queue.as_str().into(), "".into(), options, FieldTable::default());
+        let consumer = answer(settings, &format!("read from {queue}"), consume).await?;
+        self.presence = Some(Presence { _channel: channel, _consumer: consumer });
+        Ok(())
+    }
+
+    /// Subscribes wherever there is no subscription.
+    async fn subscribe(&mut self) -> Result<(), SourceError> {
+        let inner = &self.inner;
+        for (part, open) in self.open.iter_mut().enumerate().filter(|(_, open)| open.is_none()) {
+            let (settings, queue) = (&*inner.settings, self.queues[part].as_str());
+            let channel = answer(settings, "open a channel", self.connection.create_channel()).await?;
+            let qos = channel.basic_qos(settings.prefetch, BasicQosOptions::default());
+            answer(settings, "bound the messages in hand", qos).await?;
+            let consume = channel.basic_consume(
+                queue.into(),
+                "".into(),
+                BasicConsumeOptions::default(),
+                FieldTable::default(),
+            );
+            let consumer = answer(settings, &format!("read from {queue}"), consume).await?;
+            let epoch = inner.pushed.open(part);
+            let reader = Reader { inner: Arc::clone(inner), part, epoch, consumer: ManuallyDrop::new(consumer) };
+            tokio::spawn(reader.read(self.ends.0.clone()));
+            *open = Some(Subscription { channel, epoch });
+        }
+        Ok(())
+    }
+
+    /// A reader has ended. If it was not our doing, everything begins anew.
+    fn note_end(&mut self, end: Option<End>) -> Result<(), SourceError> {
+        let Some((part, epoch, error)) = end else { return Ok(()) };
+        if self.open[part].as_ref().is_none_or(|open| open.epoch != epoch) {
+            return Ok(());
+        }
+        let (place, queue) = (self.inner.settings.place(), &self.queues[part]);
+        Err(SourceError::Unavailable(match error {
+            Some(error) => format!("the connection to {place} was lost: {error}"),
+            None => format!("{place} has ended the subscription to {queue}: was the queue deleted?"),
+        }))
+    }
+
+    /// Gives everything of some subscriptions back, by closing their channels.
+    async fn let_go(&mut self, what: LetGo) -> Result<(), SourceError> {
+        let inner = &self.inner;
+        for (part, open) in self.open.iter_mut().enumerate() {
+            if what != LetGo::All && what != LetGo::Part(part) {
+                continue;
+            }
+            if what == LetGo::All {
+                // Who wants nothing has no share.
+                self.presence = None;
+            }
+            inner.pushed.forget(part);
+            if let Some(Subscription { channel, .. }) = open.take() {
+                answer(&inner.settings, "close a channel", channel.close(200, "let go".into())).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Puts on the shelf what comes over a subscription.
+struct Reader {
+    inner: Arc<Inner>,
+    part: usize,
+    epoch: u64,
+    /// Dropped only when its channel has closed: dropped before, it would cancel the subscription, and the next in line would overtake (see `mod.rs`).
+    consumer: ManuallyDrop<Consumer>,
+}
+
+impl Reader {
+    async fn read(mut self, ends: mpsc::UnboundedSender<End>) {
+        let (mut error, mut is_over) = (None, false);
+        while !is_over && let Some(first) = self.consumer.next().await {
+            let mut came = vec![first];
+            while came.len() < GULP
+                && !is_over
+                && let Some(more) = self.consumer.next().now_or_never()
+            {
+                // The end is said once.
+                is_over = more.is_none();
+                came.extend(more);
+            }
+            let mut arrivals = Vec::with_capacity(came.len());
+            for one in came {
+                match one {
+                    Ok(pushing) => arrivals.push(self.arrival(pushing)),
+                    Err(lost) => error = Some(lost),
+                }
+            }
+            for tag in self.inner.pushed.arrive(arrivals) {
+                acknowledge(&tag.acker).await;
+            }
+        }
+        drop(ManuallyDrop::into_inner(self.consumer));
+        let _ = ends.send((self.part, self.epoch, error));
+    }
+
+    fn arrival(&self, pushing: Pushing) -> Arrival<Tag> {
+        let Pushing { redelivered, routing_key, properties, data, acker, .. } = pushing;
+        let settings = &self.inner.settings;
+        let headers = properties.headers().as_ref();
+        let header = |name: &str| headers.and_then(|headers| headers.inner().get(name));
+        let group = header(&settings.group_header).and_then(text).map(Arc::from);
+        // The exchange has chosen the partition by the routing key, so that is what orders.
+        let by_key = || (settings.partitions > 1).then(|| routing_key.as_str().into());
+        let group: Option<Arc<str>> = group.or_else(by_key);
+        // From 4.0 on there are two counts, of which the second one is what is meant here.
+        let count = header("x-acquired-count").or_else(|| header("x-delivery-count")).and_then(number);
+        let not_before = header(NOT_BEFORE_HEADER).and_then(number).and_then(instant);
+        let id = properties.message_id().as_ref().map(|id| id.as_str());
+        Arrival {
+            part: self.part,
+            epoch: self.epoch,
+            fingerprint: fingerprint(id, group.as_deref(), &data),
+            perhaps_again: redelivered,
+            earlier: count.map_or(u32::from(redelivered), |count| u32::try_from(count).unwrap_or(u32::MAX)),
+            group,
+            text: data.into(),
+            not_before,
+            tag: Tag { acker, properties: Arc::new(properties) },
+        }
+    }
+}
+
+fn text(value: &AMQPValue) -> Option<&str> {
+    let text = match value {
+        AMQPValue::LongString(text) => std::str::from_utf8(text.as_bytes()).ok()?,
+        AMQPValue::ShortString(text) => text.as_str(),
+        _ => return None,
+    };
+    (!text.trim().is_empty()).then_some(text)
+}
+
+fn number(value: &AMQPValue) -> Option<u64> {
+    match value {
+        AMQPValue::ShortShortUInt(number) => Some(u64::from(*number)),
+        AMQPValue::ShortUInt(number) => Some(u64::from(*number)),
+        AMQPValue::LongUInt(number) => Some(u64::from(*number)),
+        AMQPValue::LongInt(number) => u64::try_from(*number).ok(),
+        AMQPValue::LongLongInt(number) => u64::try_from(*number).ok(),
+        AMQPValue::Timestamp(number) => Some(*number),
+        AMQPValue::LongString(text) => std::str::from_utf8(text.as_bytes()).ok()?.parse().ok(),
+        _ => None,
+    }
+}
+
+/// The instant of a time in milliseconds since 1970. None if it is over.
+fn instant(millis: u64) -> Option<Instant> {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
+    let left = Duration::from_millis(millis).checked_sub(since)?;
+    Instant::now().checked_add(left)
+}

@@ -1,0 +1,548 @@
+//! RabbitMQ, the real one: the promises of every source, and what happens when the broker or an instance goes.
+//!
+//! One broker serves all tests of this program, each with a queue of its own; a test that ends its broker has one of its own.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, StreamExt};
+use laneway_router::config::{Config, Layering};
+use laneway_router::mediator::{Call, Mediator, Verdict};
+use laneway_router::message::Secret;
+use laneway_router::pool::PoolSettings;
+use laneway_router::router::{Router, SourceSettings};
+use laneway_router::source::broker::{Broker as _, Configured, Examination, Level, Role};
+use laneway_router::source::conformance::{Abilities, Sample, Subject};
+use laneway_router::source::rabbitmq::{NOT_BEFORE_HEADER, RabbitQueue, RabbitSink, RabbitSource, Settings};
+use laneway_router::source::sink::{Outgoing, Published, Sink};
+use laneway_router::source::{Delivery, Disposal, Receipt, Settled, Source, SourceError, Wants};
+use laneway_servers::rabbitmq::{self, Broker};
+use lapin::options::{BasicAckOptions, BasicGetOptions, QueueDeclareOptions};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{Connection, ConnectionProperties};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+fn broker() -> &'static Broker {
+    static BROKER: OnceLock<Broker> = OnceLock::new();
+    BROKER.get_or_init(|| {
+        let broker = rabbitmq::start().expect("RabbitMQ starts");
+        broker.clear_away_at_the_end().expect("its folders will go");
+        broker
+    })
+}
+
+/// A queue that nobody else has, with short times.
+fn settings(broker: &Broker) -> Settings {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let queue = format!("orders-{}", NEXT.fetch_add(1, Relaxed));
+    Settings { linger: Duration::from_millis(200), ..Settings::new(rabbitmq::url(broker), &queue) }
+}
+
+struct Rabbit {
+    settings: Settings,
+    queue: RabbitQueue,
+    sink: RabbitSink,
+}
+
+impl Rabbit {
+    async fn new(settings: Settings) -> Self {
+        let queue = RabbitQueue::new(settings.clone());
+        // Whoever reads makes the queues for dead letters as well.
+        let maker = queue.consumer("maker");
+        maker.connect().await.expect("the queues are made");
+        maker.close().await;
+        let sink = RabbitSink::open(settings.clone(), "test".into()).await.expect("a sink");
+        Rabbit { settings, queue, sink }
+    }
+
+    async fn publish(&self, samples: Vec<Sample>) {
+        let batch = samples.into_iter().map(outgoing).collect();
+        let published = self.sink.publish(batch).await.expect("published");
+        assert!(published.iter().all(|one| matches!(one, Published::Accepted { .. })), "{published:?}");
+    }
+
+    /// Takes everything from a queue.
+    async fn empty(&self, queue: &str) -> Vec<(String, lapin::BasicProperties)> {
+        let url = self.settings.url.expose();
+        let connection = Connection::connect(url, ConnectionProperties::default()).await.expect("a connection");
+        let channel = connection.create_channel().await.expect("a channel");
+        let mut found = Vec::new();
+        while let Some(got) = channel.basic_get(queue.into(), BasicGetOptions::default()).await.expect("a look") {
+            got.delivery.ack(BasicAckOptions::default()).await.expect("taken");
+            found.push((String::from_utf8_lossy(&got.delivery.data).into_owned(), got.delivery.properties));
+        }
+        connection.close(200, "done".into()).await.expect("closed");
+        found
+    }
+}
+
+fn outgoing(sample: Sample) -> Outgoing {
+    let mut headers = BTreeMap::new();
+    if !sample.delay.is_zero() {
+        let at = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970") + sample.delay;
+        headers.insert(NOT_BEFORE_HEADER.to_owned(), at.as_millis().to_string());
+    }
+    Outgoing {
+        id: format!("{:x}", fastrand::u128(..)),
+        group: sample.group.map(Into::into),
+        deduplication_id: None,
+        text: sample.text.into_bytes().into(),
+        headers,
+    }
+}
+
+impl Subject for Rabbit {
+    fn abilities(&self) -> Abilities {
+        Abilities {
+            delay: true,
+            attempts: true,
+            dead_letters: true,
+            quarantine: true,
+            knows_the_settled: true,
+            lease: Duration::from_secs(2),
+            patience: Duration::from_secs(20),
+        }
+    }
+
+    fn consumer(&self) -> BoxFuture<'_, Arc<dyn Source>> {
+        let consumer: Arc<dyn Source> = Arc::new(self.queue.consumer("test"));
+        futures_util::future::ready(consumer).boxed()
+    }
+
+    fn publish(&self, samples: Vec<Sample>) -> BoxFuture<'_, ()> {
+        self.publish(samples).boxed()
+    }
+
+    fn dead_letters(&self) -> BoxFuture<'_, Vec<String>> {
+        async {
+            let letters = self.empty(&self.settings.dead_letters).await;
+            // Put back, since looking took them.
+            for (text, properties) in &letters {
+                self.put(&self.settings.dead_letters, text, properties.clone()).await;
+            }
+            letters.into_iter().map(|(text, _)| text).collect()
+        }
+        .boxed()
+    }
+
+    fn redrive(&self) -> BoxFuture<'_, ()> {
+        async {
+            for (text, properties) in self.empty(&self.settings.dead_letters).await {
+                self.put(&self.settings.queue, &text, properties).await;
+            }
+        }
+        .boxed()
+    }
+
+    fn quarantined(&self) -> BoxFuture<'_, Vec<String>> {
+        async { self.empty(&self.settings.quarantine).await.into_iter().map(|(text, _)| text).collect() }.boxed()
+    }
+}
+
+impl Rabbit {
+    async fn put(&self, queue: &str, text: &str, properties: lapin::BasicProperties) {
+        let url = self.settings.url.expose();
+        let connection = Connection::connect(url, ConnectionProperties::default()).await.expect("a connection");
+        let channel = connection.create_channel().await.expect("a channel");
+        channel.confirm_select(Default::default()).await.expect("confirmations");
+        let published =
+            channel.basic_publish("".into(), queue.into(), Default::default(), text.as_bytes(), properties);
+        published.await.expect("published").await.expect("confirmed");
+        connection.close(200, "done".into()).await.expect("closed");
+    }
+}
+
+mod one_queue {
+    use super::*;
+
+    async fn subject() -> Rabbit {
+        Rabbit::new(settings(broker())).await
+    }
+
+    laneway_router::source_conformance! { #[tokio::test] subject }
+}
+
+mod four_partitions {
+    use super::*;
+
+    async fn subject() -> Rabbit {
+        Rabbit::new(Settings { partitions: 4, ..settings(broker()) }).await
+    }
+
+    // Redriven by hand, a message would have to go to the exchange; everything else is as with one queue.
+    laneway_router::source_conformance! { @one [#[tokio::test]] subject; a_group_comes_in_order }
+    laneway_router::source_conformance! { @one [#[tokio::test]] subject; groups_do_not_wait_for_each_other }
+    laneway_router::source_conformance! { @one [#[tokio::test]] subject; pitfall_3_giving_back_a_whole_group_keeps_its_order }
+    laneway_router::source_conformance! { @one [#[tokio::test]] subject; two_consumers_never_hold_one_group }
+    laneway_router::source_conformance! { @one [#[tokio::test]] subject; a_lease_that_runs_out_brings_the_message_again }
+    laneway_router::source_conformance! { @one [#[tokio::test]] subject; a_dropped_claim_loses_nothing }
+}
+
+fn sample(group: &str, text: impl ToString) -> Sample {
+    Sample { group: Some(group.to_owned()), text: text.to_string(), delay: Duration::ZERO }
+}
+
+fn text(delivery: &Delivery) -> String {
+    String::from_utf8_lossy(&delivery.text).into_owned()
+}
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn wants(most: usize) -> Wants {
+    Wants { most, wait: Duration::from_secs(5), lease: PATIENCE }
+}
+
+/// Claims until the source has something again, whatever it says in between.
+async fn claim_again(source: &dyn Source, most: usize) -> Vec<Delivery> {
+    let claiming = async {
+        loop {
+            match source.claim(wants(most)).await {
+                Ok(claimed) if claimed.is_empty() => {}
+                Ok(claimed) => return claimed,
+                Err(SourceError::Unavailable(_)) => {
+                    tokio::time::sleep(Duration::from_millis(100)).await; // paced: as the router does
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    };
+    timeout(PATIENCE, claiming).await.expect("it recovers")
+}
+
+/// What AMQP does to the order, and why the source only ever closes channels.
+#[tokio::test]
+async fn a_channel_that_closes_gives_back_in_order_and_a_cancelled_consumer_does_not() {
+    let rabbit = Rabbit::new(settings(broker())).await;
+    let url = rabbit.settings.url.expose();
+    let queue = rabbit.settings.queue.as_str();
+    for (cancels, expected) in [(false, ["0", "2", "3", "4", "5"]), (true, ["4", "5", "0", "2", "3"])] {
+        rabbit.publish((0..6).map(|number| sample("a", number)).collect()).await;
+        let connection = Connection::connect(url, ConnectionProperties::default()).await.expect("connected");
+        let mut consumers = Vec::new();
+        for _ in 0..2 {
+            let channel = connection.create_channel().await.expect("a channel");
+            channel.basic_qos(3, Default::default()).await.expect("a bound");
+            let consumer = channel
+                .basic_consume(queue.into(), "".into(), Default::default(), Default::default())
+                .await
+                .expect("a consumer");
+            consumers.push((channel, consumer));
+        }
+        let (standby, mut next) = consumers.pop().expect("two");
+        let (channel, mut active) = consumers.pop().expect("two");
+        let mut held = Vec::new();
+        for _ in 0..3 {
+            held.push(active.next().await.expect("a delivery").expect("a delivery"));
+        }
+        held[1].ack(BasicAckOptions::default()).await.expect("acknowledged");
+        held.push(active.next().await.expect("a delivery").expect("a delivery"));
+        if cancels {
+            channel.basic_cancel(active.tag(), Default::default()).await.expect("cancelled");
+        }
+        let mut got = Vec::new();
+        if !cancels {
+            channel.close(200, "gone".into()).await.expect("closed");
+        }
+        while got.len() < expected.len() {
+            let one = timeout(PATIENCE, next.next()).await.expect("in time").expect("one").expect("one");
+            one.ack(BasicAckOptions::default()).await.expect("acknowledged");
+            got.push(String::from_utf8_lossy(&one.data).into_owned());
+            if cancels && got.len() == 2 {
+                channel.close(200, "gone".into()).await.expect("closed");
+            }
+        }
+        assert_eq!(got, expected, "cancelled: {cancels}");
+        standby.close(200, "done".into()).await.expect("closed");
+        connection.close(200, "done".into()).await.expect("closed");
+    }
+}
+
+#[tokio::test]
+async fn wrong_credentials_are_said_and_the_password_is_not() {
+    let url = rabbitmq::url(broker()).replace(":guest@", ":hunter2@");
+    let source = RabbitQueue::new(Settings { url: Secret::new(url), ..settings(broker()) }).consumer("x");
+    let Err(SourceError::Broken(said)) = source.connect().await else { panic!("it was let in") };
+    assert!(said.contains("mend the user or the password") && !said.contains("hunter2"), "{said}");
+    let claimed = source.claim(wants(1)).await;
+    assert_eq!(claimed.unwrap_err(), SourceError::Broken(said));
+}
+
+#[tokio::test]
+async fn a_queue_that_is_missing_is_said_and_read_once_it_is_there() {
+    let settings = Settings { declare: false, ..settings(broker()) };
+    let source = RabbitQueue::new(settings.clone()).consumer("x");
+    let Err(SourceError::Broken(said)) = source.connect().await else { panic!("there is no queue") };
+    assert!(said.contains(&format!("there is no queue {:?}", settings.queue)), "{said}");
+    let Err(error) = RabbitSink::open(settings.clone(), "x".into()).await else { panic!("there is no queue") };
+    assert!(error.to_string().contains("there is no queue"), "{error}");
+
+    let rabbit = Rabbit::new(Settings { declare: true, ..settings }).await;
+    rabbit.publish(vec![sample("a", 0)]).await;
+    let claiming = async {
+        loop {
+            match source.claim(wants(1)).await {
+                Ok(claimed) if !claimed.is_empty() => return claimed,
+                _ => tokio::time::sleep(Duration::from_millis(100)).await, // paced: as the router does
+            }
+        }
+    };
+    let claimed = timeout(PATIENCE, claiming).await.expect("it is read without a restart");
+    assert_eq!(text(&claimed[0]), "0");
+}
+
+/// Killed, restarted and frozen while messages are in hand: what was done is done, the rest comes again in order, as itself.
+#[tokio::test]
+async fn a_broker_that_goes_away_and_comes_back_loses_nothing() {
+    let mut broker = tokio::task::spawn_blocking(|| rabbitmq::start().expect("RabbitMQ starts")).await.expect("started");
+    let heartbeat = Duration::from_secs(2);
+    let rabbit = Rabbit::new(Settings { heartbeat, ..settings(&broker) }).await;
+    rabbit.publish((0..20).map(|number| sample("a", number)).collect()).await;
+    let source = rabbit.queue.consumer("test");
+    let mut held = Vec::new();
+    while held.len() < 3 {
+        held.extend(source.claim(wants(3 - held.len())).await.expect("a claim"));
+    }
+    let done = vec![(held[0].receipt.clone(), Disposal::Done)];
+    assert_eq!(source.settle(done).await, Ok(vec![Settled::Settled]));
+
+    let broker = tokio::task::spawn_blocking(move || {
+        broker.node.kill().expect("killed");
+        broker.node.resume().expect("it comes back");
+        broker
+    });
+    let lost = source.pushed_out(&held[1..], "the kill is noticed").await;
+    assert_eq!(lost, [Settled::Stale; 2], "the connection is gone, and with it the receipts");
+    let broker = broker.await.expect("it runs");
+    let mut again = Vec::new();
+    while again.len() < 4 {
+        again.extend(claim_again(&source, 4 - again.len()).await);
+    }
+    let places: Vec<String> = again.iter().map(text).collect();
+    assert!(places == ["1", "2", "3", "4"] || places == ["0", "1", "2", "3"], "in order: {places:?}");
+    let one = again.iter().find(|one| text(one) == "1").expect("it came again");
+    assert_eq!(one.id, held[1].id, "as itself");
+    assert!(one.attempt > held[1].attempt);
+
+    broker.node.freeze().expect("frozen");
+    let lost = source.pushed_out(&again, "the silence is noticed").await;
+    assert_eq!(lost, vec![Settled::Stale; again.len()], "silence is noticed");
+    broker.node.thaw().expect("it goes on");
+    let mut seen = Vec::new();
+    while seen.last().map(String::as_str) != Some("19") {
+        let claimed = claim_again(&source, 10).await;
+        let done = claimed.iter().map(|one| (one.receipt.clone(), Disposal::Done)).collect();
+        let settled = source.settle(done).await.expect("settled");
+        assert_eq!(settled, vec![Settled::Settled; claimed.len()]);
+        seen.extend(claimed.iter().map(text));
+    }
+    let from = seen[0].parse::<usize>().expect("a number");
+    assert!(from <= 1, "{seen:?}");
+    assert_eq!(seen, (from..20).map(|number| number.to_string()).collect::<Vec<_>>());
+}
+
+trait PushedOut {
+    async fn pushed_out(&self, held: &[Delivery], why: &str) -> Vec<Settled>;
+}
+
+impl PushedOut for RabbitSource {
+    /// Waits until the receipts are good no more.
+    async fn pushed_out(&self, held: &[Delivery], why: &str) -> Vec<Settled> {
+        let receipts: Vec<_> = held.iter().map(|one| one.receipt.clone()).collect();
+        let waiting = async {
+            loop {
+                let answers = self.extend(receipts.clone(), PATIENCE).await.expect("an answer");
+                if answers.contains(&Settled::Stale) {
+                    return answers;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await; // paced: there is nothing to wait for
+            }
+        };
+        timeout(PATIENCE, waiting).await.expect(why)
+    }
+}
+
+/// Two instances on four partitions; one of them vanishes with messages in hand.
+#[tokio::test]
+async fn two_instances_never_share_a_group_and_one_takes_over_in_order() {
+    const GROUPS: usize = 12;
+    const EACH: usize = 20;
+    let rabbit = Rabbit::new(Settings { partitions: 4, prefetch: 20, ..settings(broker()) }).await;
+    let numbered = (0..EACH).flat_map(|number| (0..GROUPS).map(move |group| sample(&format!("g{group}"), number)));
+    rabbit.publish(numbered.collect()).await;
+    let (one, other) = (rabbit.queue.consumer("one"), RabbitQueue::new(rabbit.settings.clone()).consumer("other"));
+    // The first one has everything at first, and works for a while.
+    let mut witness = Witness::default();
+    for _ in 0..4 {
+        let claimed = one.claim(wants(15)).await.expect("a claim");
+        let settled = one.settle(witness.see(&claimed)).await.expect("settled");
+        assert_eq!(settled, vec![Settled::Settled; claimed.len()]);
+    }
+    let held = one.claim(wants(15)).await.expect("a claim");
+    assert!(!held.is_empty());
+    let nothing = other.claim(Wants { wait: Duration::from_millis(500), ..wants(15) }).await.expect("a claim");
+    assert!(nothing.is_empty(), "the first one has the queues");
+    drop(one);
+    while witness.count() < GROUPS * EACH {
+        let claimed = other.claim(wants(50)).await.expect("a claim");
+        assert!(!claimed.is_empty(), "only {:?}", witness.next);
+        let settled = other.settle(witness.see(&claimed)).await.expect("settled");
+        assert_eq!(settled, vec![Settled::Settled; claimed.len()]);
+    }
+    assert!(witness.next.values().all(|next| *next == EACH), "{:?}", witness.next);
+}
+
+/// Sees that every group comes without a gap and without a copy.
+#[derive(Default)]
+struct Witness {
+    next: BTreeMap<String, usize>,
+}
+
+impl Witness {
+    /// Checks these, and says that they are done.
+    fn see(&mut self, claimed: &[Delivery]) -> Vec<(Receipt, Disposal)> {
+        for one in claimed {
+            let next = self.next.entry(one.group.as_deref().expect("a group").to_owned()).or_default();
+            assert_eq!(text(one).parse(), Ok(*next), "{:?} has neither a gap nor a copy", one.group);
+            *next += 1;
+        }
+        claimed.iter().map(|one| (one.receipt.clone(), Disposal::Done)).collect()
+    }
+
+    fn count(&self) -> usize {
+        self.next.values().sum()
+    }
+}
+
+/// An instance that came first has all partitions; one that comes later gets its share, and no group is reordered on the way.
+#[tokio::test]
+async fn partitions_are_shared_with_an_instance_that_comes_later() {
+    let balance = Duration::from_millis(200);
+    let rabbit = Rabbit::new(Settings { partitions: 4, balance, prefetch: 10, ..settings(broker()) }).await;
+    let (one, other) = (rabbit.queue.consumer("one"), RabbitQueue::new(rabbit.settings.clone()).consumer("other"));
+    let mut witness = Witness::default();
+    let mut owners: BTreeMap<String, &str> = BTreeMap::new();
+    let begun = tokio::time::Instant::now();
+    for round in 0.. {
+        assert!(begun.elapsed() < PATIENCE, "it was never shared: {owners:?}");
+        let few = Wants { wait: Duration::from_millis(50), ..wants(100) };
+        rabbit.publish((0..24).map(|group| sample(&format!("g{group}"), round)).collect()).await;
+        while witness.count() < (round + 1) * 24 {
+            let (first, second) = tokio::join!(one.claim(few), other.claim(few));
+            for (name, source, claimed) in [("one", &one, first), ("other", &other, second)] {
+                let claimed = claimed.expect("a claim");
+                owners.extend(claimed.iter().map(|it| (it.group.as_deref().expect("a group").to_owned(), name)));
+                let settled = source.settle(witness.see(&claimed)).await.expect("settled");
+                assert_eq!(settled, vec![Settled::Settled; claimed.len()]);
+            }
+        }
+        let share = |name| owners.values().filter(|owner| **owner == name).count();
+        if share("one") >= 4 && share("other") >= 4 {
+            break;
+        }
+    }
+}
+
+/// What the doctor says of queues that were made right, and of some that were not.
+#[tokio::test]
+async fn an_examination_finds_what_breaks_the_order() {
+    let rabbit = Rabbit::new(Settings { partitions: 2, ..settings(broker()) }).await;
+    let examination = Examination {
+        name: "orders".into(),
+        role: Role::Source,
+        lease: Duration::from_secs(30),
+        attempt: Duration::from_secs(10),
+    };
+    let findings = rabbit.settings.examine(&examination).await;
+    assert!(findings.iter().all(|finding| finding.level == Level::Fine), "{findings:#?}");
+    assert_eq!(findings.len(), 8, "the broker, two of each partition, the exchange, two queues aside: {findings:#?}");
+
+    let url = rabbit.settings.url.expose();
+    let connection = Connection::connect(url, ConnectionProperties::default()).await.expect("connected");
+    let channel = connection.create_channel().await.expect("a channel");
+    let limit = ("x-delivery-limit", AMQPValue::LongInt(5));
+    let quorum = ("x-queue-type", AMQPValue::LongString("quorum".into()));
+    let single = ("x-single-active-consumer", AMQPValue::Boolean(true));
+    for (name, arguments, said) in [
+        ("classic", vec![], "not of the type quorum"),
+        ("shared", vec![quorum.clone()], "no single active consumer"),
+        ("limited", vec![quorum, single, limit], "limit of deliveries"),
+    ] {
+        let queue = format!("{}-{name}", rabbit.settings.queue);
+        let mut table = FieldTable::default();
+        for (name, value) in arguments {
+            table.insert(name.into(), value);
+        }
+        let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+        channel.queue_declare(queue.as_str().into(), options, table).await.expect("made");
+        let findings = Settings { queue, partitions: 1, ..rabbit.settings.clone() }.examine(&examination).await;
+        let worst = findings.iter().find(|finding| finding.level == Level::Error);
+        assert!(worst.is_some_and(|worst| worst.what.contains(said)), "{name}: {findings:#?}");
+    }
+    let nowhere = Settings { declare: false, ..Settings::new(url, "nowhere") };
+    let findings = nowhere.examine(&examination).await;
+    assert!(findings.iter().any(|one| one.level == Level::Error && one.what.contains("is not there")), "{findings:#?}");
+    let away = Settings::new("amqp://127.0.0.1:1/%2f", "x").examine(&examination).await;
+    assert!(away[0].level == Level::Error && away[0].what.contains("cannot connect"), "{away:#?}");
+}
+
+/// Tells of every call.
+struct Recorder(mpsc::UnboundedSender<String>);
+
+impl Mediator for Recorder {
+    fn mediate<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Verdict> {
+        let _ = self.0.send(call.message.id.clone());
+        futures_util::future::ready(Verdict::Done).boxed()
+    }
+}
+
+/// The configuration of the guide as it stands there, but for where the broker is; through the router: what is no message, and what is too long for one, goes to
+/// quarantine, and the group goes on.
+#[tokio::test]
+async fn the_guides_configuration_runs_and_poison_goes_to_quarantine() {
+    let guide = include_str!("../../../docs/guide/brokers.md");
+    let blocks = guide.split("```hocon\n").skip(1).map(|rest| rest.split("```").next().unwrap_or_default());
+    let blocks: Vec<&str> = blocks.filter(|block| block.contains("kind = rabbitmq")).collect();
+    assert_eq!(blocks.len(), 2, "a source and a sink");
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("laneway.conf");
+    std::fs::write(&file, blocks.concat()).expect("written");
+    let url = rabbitmq::url(broker());
+    let quoted = format!("{url:?}");
+    let layering = Layering::file(file)
+        .set("laneway.sources.orders.url", &quoted)
+        .set("laneway.sinks.invoices.url", &quoted);
+    let config = Config::load(&layering).expect("it is right as it stands");
+    let shown = format!("{:?}", config.effective());
+    assert!(!shown.contains("guest"), "{shown}");
+    let sink = config.sinks["invoices"].open_sink("invoices".into()).await.expect("a sink");
+    let out = outgoing(sample("a", "{}"));
+    assert!(matches!(sink.publish(vec![out]).await.expect("published")[..], [Published::Accepted { .. }]));
+
+    let rabbit = Rabbit::new(Settings::new(url, "orders")).await;
+    let (calls, mut called) = mpsc::unbounded_channel();
+    let mediator: Arc<dyn Mediator> = Arc::new(Recorder(calls));
+    let router = Router::start(PoolSettings::default(), Arc::new(move |_| Arc::clone(&mediator))).expect("a router");
+    let source = Configured::new("orders", Arc::clone(&config.sources["orders"]));
+    router.add_source(Arc::new(source), SourceSettings::default());
+    let message = |id: &str| {
+        format!(r#"{{"id": "{id}", "poolCode": "", "messageGroupId": "a", "mediationTarget": "http://x/"}}"#)
+    };
+    rabbit.publish(vec![sample("a", message("first")), sample("a", "{not a message")]).await;
+    let long = format!("{{\"payload\": \"{}\"}}", "x".repeat(400_000));
+    rabbit.put("orders", &long, lapin::BasicProperties::default()).await;
+    rabbit.publish(vec![sample("a", message("last"))]).await;
+    for expected in ["first", "last"] {
+        let id = timeout(PATIENCE, called.recv()).await.expect("in time");
+        assert_eq!(id.as_deref(), Some(expected));
+    }
+    let report = router.shutdown(Duration::from_secs(10)).await;
+    assert!(report.settled && report.still_running == 0, "{report:?}");
+    let kept: Vec<usize> = rabbit.empty("orders.quarantine").await.iter().map(|(text, _)| text.len()).collect();
+    assert_eq!(kept, ["{not a message".len(), long.len()]);
+    let depth = rabbit.queue.consumer("look").depth().await.expect("a depth");
+    assert_eq!((depth.waiting, depth.leased), (0, 0), "everything was settled");
+}

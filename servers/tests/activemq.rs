@@ -1,0 +1,18 @@
+//! A broker starts, survives a kill, and is gone with its value.
+
+use std::net::TcpStream;
+
+use laneway_servers::activemq;
+
+#[test]
+fn it_comes_back_after_a_kill_and_goes_with_its_value() {
+    let mut server = activemq::start().expect("it starts");
+    let (address, folder) = (server.address(), server.folder().to_owned());
+    server.kill().expect("it was there");
+    assert!(TcpStream::connect(address).is_err(), "a killed broker accepts nothing");
+    server.resume().expect("it recovers");
+    server.stop().expect("it ends when asked to");
+    drop(server);
+    assert!(TcpStream::connect(address).is_err(), "a dropped broker accepts nothing");
+    assert!(!folder.exists(), "its folder goes with it");
+}
