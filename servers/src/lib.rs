@@ -6,9 +6,11 @@
 //!
 //! The files are one per server, in the order in which they were needed; what they share is in `process.rs`.
 
+pub mod cache;
 pub mod install;
 pub mod postgres;
 pub mod process;
+pub mod sqs;
 
 pub use install::install;
 pub use process::Server;

@@ -17,6 +17,11 @@ pub mod embedded;
 pub mod broker;
 pub mod sink;
 
+#[cfg(feature = "kafka")]
+pub mod kafka;
+#[cfg(feature = "sqs")]
+pub mod sqs;
+
 #[cfg(feature = "conformance")]
 pub mod conformance;
 
