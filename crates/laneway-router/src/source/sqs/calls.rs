@@ -47,6 +47,9 @@ const TRIES: u32 = 3;
 /// The longest visibility timeout that SQS knows.
 const VISIBILITY_MAX: Duration = Duration::from_secs(12 * 3600);
 
+/// No answer is on its way for longer than this, as far as leases are concerned.
+const ON_ITS_WAY: Duration = Duration::from_secs(1);
+
 /// The name of the attribute that says why a message is where it is.
 pub(super) const REASON: &str = "laneway-reason";
 
@@ -312,9 +315,10 @@ pub(super) fn seconds(time: Duration) -> i32 {
     time.as_secs() as i32 + i32::from(time.subsec_nanos() > 0)
 }
 
-/// The instant at which a lease that begins now is surely over.
+/// Until when a lease is good that SQS has just told us of. A tenth is left out, because the answer was on its way for some time.
 pub(super) fn lease_end(lease: Duration) -> Instant {
-    Instant::now() + Duration::from_secs(seconds(lease).max(1) as u64)
+    let whole = Duration::from_secs(seconds(lease).max(1) as u64);
+    Instant::now() + whole - (whole / 10).min(ON_ITS_WAY)
 }
 
 fn fetched(message: SqsMessage, fifo: bool) -> Option<Fetched> {

@@ -11,7 +11,7 @@
 //!
 //! # Receipts that are too old
 //!
-//! A receipt whose lease is surely over is stale, and SQS is not even asked: a standard queue would say yes and do nothing, and worse, a
+//! A receipt whose lease is over by our clock is stale, and SQS is not even asked: a standard queue would say yes and do nothing, and worse, a
 //! server that is careless would delete the message under somebody else's hands. A receipt that we do not remember is stale as well.
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -83,7 +83,7 @@ pub(super) struct Held {
     group: Option<Arc<str>>,
     text: Arc<[u8]>,
     attributes: HashMap<String, MessageAttributeValue>,
-    /// The lease is surely over then.
+    /// The lease is taken for over then.
     until: Instant,
     /// A copy of it is among the dead letters, or in quarantine: only the message has to go.
     copied: bool,
