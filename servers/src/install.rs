@@ -10,7 +10,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use crate::process::{is_root, run};
-use crate::{cache, postgres};
+use crate::{cache, nats, postgres};
 
 /// Asked by every package before it starts its service.
 const POLICY: &str = "/usr/sbin/policy-rc.d";
@@ -18,6 +18,7 @@ const POLICY: &str = "/usr/sbin/policy-rc.d";
 /// Packages of Debian, and a file by which one sees that each is there.
 const PACKAGES: &[(&str, &str)] = &[
     (postgres::PACKAGE, "/usr/lib/postgresql"),
+    (nats::PACKAGE, nats::PROGRAM),
     // librdkafka is compiled with the router, and takes TLS from here.
     ("libssl-dev", "/usr/include/openssl/ssl.h"),
     ("pkg-config", "/usr/bin/pkg-config"),

@@ -8,6 +8,7 @@
 
 pub mod cache;
 pub mod install;
+pub mod nats;
 pub mod postgres;
 pub mod process;
 pub mod sqs;

@@ -37,8 +37,6 @@ impl Subject for Embedded {
     fn abilities(&self) -> Abilities {
         Abilities {
             delay: true,
-            publish_delay: true,
-            ordered_ids: true,
             attempts: true,
             dead_letters: true,
             quarantine: true,

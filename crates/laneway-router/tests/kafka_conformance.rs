@@ -34,8 +34,6 @@ impl Subject for Member {
     fn abilities(&self) -> Abilities {
         Abilities {
             delay: true,
-            publish_delay: false,
-            ordered_ids: true,
             attempts: true,
             dead_letters: true,
             quarantine: true,
@@ -43,6 +41,10 @@ impl Subject for Member {
             lease: Duration::from_secs(2),
             patience: Duration::from_secs(30),
         }
+    }
+
+    fn publishes_with_delay(&self) -> bool {
+        false
     }
 
     fn consumer(&self) -> BoxFuture<'_, Arc<dyn Source>> {

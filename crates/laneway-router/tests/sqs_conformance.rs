@@ -115,8 +115,6 @@ impl Subject for Queue {
     fn abilities(&self) -> Abilities {
         Abilities {
             delay: true,
-            publish_delay: false,
-            ordered_ids: self.kind == Kind::Fauxqs,
             attempts: true,
             dead_letters: true,
             quarantine: true,
@@ -124,6 +122,14 @@ impl Subject for Queue {
             lease: Duration::from_secs(3),
             patience: Duration::from_secs(20),
         }
+    }
+
+    fn publishes_with_delay(&self) -> bool {
+        false
+    }
+
+    fn has_ordered_ids(&self) -> bool {
+        self.kind == Kind::Fauxqs
     }
 
     fn consumer(&self) -> BoxFuture<'_, Arc<dyn Source>> {

@@ -15,8 +15,11 @@
 pub mod embedded;
 
 pub mod broker;
+pub mod shelf;
 pub mod sink;
 
+#[cfg(feature = "nats")]
+pub mod nats;
 #[cfg(feature = "kafka")]
 pub mod kafka;
 #[cfg(feature = "sqs")]
