@@ -10,7 +10,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use crate::process::{is_root, run};
-use crate::{activemq, nats, postgres, rabbitmq};
+use crate::{activemq, cache, nats, postgres, rabbitmq};
 
 /// Asked by every package before it starts its service.
 const POLICY: &str = "/usr/sbin/policy-rc.d";
@@ -21,12 +21,29 @@ const PACKAGES: &[(&str, &str)] = &[
     (nats::PACKAGE, nats::PROGRAM),
     (rabbitmq::PACKAGE, rabbitmq::VERSIONS),
     (activemq::PACKAGE, activemq::JAR),
+    // librdkafka is compiled with the router, and takes TLS from here.
+    ("libssl-dev", "/usr/include/openssl/ssl.h"),
+    ("pkg-config", "/usr/bin/pkg-config"),
+];
+
+/// Programs that may have come from elsewhere, how one sees that each works, and the packages that bring it.
+const PROGRAMS: &[(&[&str], &[&str])] = &[
+    (&["npm", "--version"], &["nodejs", "npm"]),
+    (&["python3", "-c", "import ensurepip, venv"], &["python3-venv"]),
+    (&["curl", "--version"], &["curl"]),
 ];
 
 /// Installs what is missing.
 pub fn install() -> Result<()> {
-    let missing: Vec<&str> =
-        PACKAGES.iter().filter(|(_, file)| !Path::new(file).exists()).map(|(package, _)| *package).collect();
+    install_packages()?;
+    cache::install()
+}
+
+fn install_packages() -> Result<()> {
+    let works = |probe: &[&str]| run(Command::new(probe[0]).args(&probe[1..])).is_ok();
+    let packages = PACKAGES.iter().filter(|(_, file)| !Path::new(file).exists()).map(|(package, _)| *package);
+    let programs = PROGRAMS.iter().filter(|(probe, _)| !works(probe)).flat_map(|(_, packages)| *packages);
+    let missing: Vec<&str> = packages.chain(programs.copied()).collect();
     if missing.is_empty() {
         return Ok(());
     }

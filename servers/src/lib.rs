@@ -7,11 +7,13 @@
 //! The files are one per server, in the order in which they were needed; what they share is in `process.rs`.
 
 pub mod activemq;
+pub mod cache;
 pub mod install;
 pub mod nats;
 pub mod postgres;
 pub mod process;
 pub mod rabbitmq;
+pub mod sqs;
 
 pub use install::install;
 pub use process::Server;

@@ -166,6 +166,8 @@ pub const KINDS: &[Kind] = &[
     kind!("nats", ["nats", "tls"], nats),
     kind!("rabbitmq", ["amqp", "amqps"], rabbitmq),
     kind!("activemq", ["stomp"], activemq),
+    kind!("sqs", ["sqs", "sqs+http", "sqs+https"], sqs),
+    kind!("kafka", ["kafka"], kafka),
 ];
 
 /// Reads one section of `laneway.sources` or `laneway.sinks`.

@@ -20,6 +20,10 @@ pub mod sink;
 
 #[cfg(feature = "nats")]
 pub mod nats;
+#[cfg(feature = "kafka")]
+pub mod kafka;
+#[cfg(feature = "sqs")]
+pub mod sqs;
 
 #[cfg(any(feature = "rabbitmq", feature = "activemq"))]
 pub(crate) mod pushed;

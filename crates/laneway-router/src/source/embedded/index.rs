@@ -40,20 +40,20 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// Milliseconds since 1970, as the store's clock has them.
-pub(super) type Millis = u64;
+pub(in crate::source) type Millis = u64;
 /// The place of a message among all of its store.
-pub(super) type Sequence = u64;
+pub(in crate::source) type Sequence = u64;
 /// Who claims. Handles of a queue that were cloned from each other are one consumer.
-pub(super) type ConsumerId = u32;
+pub(in crate::source) type ConsumerId = u32;
 /// 64 bits of a keyed hash of a group's name.
-pub(super) type Fingerprint = u64;
+pub(in crate::source) type Fingerprint = u64;
 
 /// No entry, no group.
 const NONE: u32 = u32::MAX;
 
 /// Fingerprints are hashes and sequences are dense: hashing them again would add nothing but one multiplication's worth of spread.
 #[derive(Default)]
-pub(super) struct Spread(u64);
+pub(in crate::source) struct Spread(u64);
 
 impl Hasher for Spread {
     fn finish(&self) -> u64 {
@@ -68,7 +68,7 @@ impl Hasher for Spread {
     }
 }
 
-pub(super) type Table<V> = HashMap<u64, V, BuildHasherDefault<Spread>>;
+pub(in crate::source) type Table<V> = HashMap<u64, V, BuildHasherDefault<Spread>>;
 
 /// A message that is not settled.
 #[derive(Debug)]
@@ -149,15 +149,15 @@ struct Lease {
 
 /// A message that has just been handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Claimed {
-    pub(super) sequence: Sequence,
-    pub(super) generation: u64,
-    pub(super) attempt: u32,
+pub(in crate::source) struct Claimed {
+    pub(in crate::source) sequence: Sequence,
+    pub(in crate::source) generation: u64,
+    pub(in crate::source) attempt: u32,
 }
 
 /// What a consumer wants to do to a message that is out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Intent {
+pub(in crate::source) enum Intent {
     /// Take it out of the queue.
     End,
     /// Put it back.
@@ -166,12 +166,12 @@ pub(super) enum Intent {
 
 /// What a group does, for those who ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Standing {
-    pub(super) slot: u32,
-    pub(super) head: Sequence,
-    pub(super) depth: u32,
-    pub(super) out: u32,
-    pub(super) state: GroupState,
+pub(in crate::source) struct Standing {
+    pub(in crate::source) slot: u32,
+    pub(in crate::source) head: Sequence,
+    pub(in crate::source) depth: u32,
+    pub(in crate::source) out: u32,
+    pub(in crate::source) state: GroupState,
 }
 
 /// What a group of a queue does.
@@ -251,7 +251,7 @@ enum Sleeper {
 
 /// The state of one queue. See the head of this file.
 #[derive(Debug)]
-pub(super) struct Index {
+pub(in crate::source) struct Index {
     now: Millis,
     entries: Slab<Entry>,
     groups: Slab<Group>,
@@ -279,7 +279,7 @@ pub(super) struct Index {
 }
 
 impl Index {
-    pub(super) fn new() -> Self {
+    pub(in crate::source) fn new() -> Self {
         Index {
             now: 0,
             entries: Slab::new(),
@@ -302,24 +302,24 @@ impl Index {
     }
 
     /// How many messages it holds.
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::source) fn len(&self) -> usize {
         self.length
     }
 
     /// How many of them are out.
-    pub(super) fn out(&self) -> usize {
+    pub(in crate::source) fn out(&self) -> usize {
         self.out
     }
 
     /// When something changes by itself.
-    pub(super) fn next_event(&self) -> Option<Millis> {
+    pub(in crate::source) fn next_event(&self) -> Option<Millis> {
         let delayed = self.delayed.first().map(|(due, _)| *due);
         let deadline = self.deadlines.first().map(|(deadline, _)| *deadline);
         delayed.into_iter().chain(deadline).min()
     }
 
     /// Lets time pass: delays that are over, leases that have run out.
-    pub(super) fn tick(&mut self, now: Millis) {
+    pub(in crate::source) fn tick(&mut self, now: Millis) {
         self.now = self.now.max(now);
         while let Some(&(due, sleeper)) = self.delayed.first() {
             if due > self.now {
@@ -342,7 +342,7 @@ impl Index {
     }
 
     /// Adds a message behind all others of its group. Sequences only grow. Without a fingerprint it is loose.
-    pub(super) fn append(
+    pub(in crate::source) fn append(
         &mut self,
         sequence: Sequence,
         fingerprint: Option<Fingerprint>,
@@ -362,7 +362,7 @@ impl Index {
     }
 
     /// Hands out up to so many messages.
-    pub(super) fn claim(
+    pub(in crate::source) fn claim(
         &mut self,
         consumer: ConsumerId,
         most: usize,
@@ -382,7 +382,7 @@ impl Index {
     }
 
     /// Takes back what was handed out to a claim that nobody waits for any more: as if it had never been handed out.
-    pub(super) fn unclaim(&mut self, claimed: &[Claimed]) {
+    pub(in crate::source) fn unclaim(&mut self, claimed: &[Claimed]) {
         for claim in claimed.iter().rev() {
             let Some(lease) = self.leases.get(&claim.sequence) else { continue };
             if lease.generation != claim.generation {
@@ -404,7 +404,13 @@ impl Index {
     }
 
     /// Says that the fate of a message is about to be written. False if the receipt is stale: then nothing has changed.
-    pub(super) fn begin(&mut self, sequence: Sequence, generation: u64, intent: Intent, now: Millis) -> bool {
+    pub(in crate::source) fn begin(
+        &mut self,
+        sequence: Sequence,
+        generation: u64,
+        intent: Intent,
+        now: Millis,
+    ) -> bool {
         self.tick(now);
         if !self.revive(sequence, generation) {
             return false;
@@ -422,7 +428,7 @@ impl Index {
     }
 
     /// It could not be written: the lease goes on as before.
-    pub(super) fn abandon(&mut self, sequence: Sequence) {
+    pub(in crate::source) fn abandon(&mut self, sequence: Sequence) {
         let Some(lease) = self.leases.get_mut(&sequence) else { return };
         let was = lease.stage;
         lease.stage = Stage::Held;
@@ -434,7 +440,7 @@ impl Index {
     }
 
     /// It is written: the message is gone.
-    pub(super) fn end(&mut self, sequence: Sequence) {
+    pub(in crate::source) fn end(&mut self, sequence: Sequence) {
         let lease = self.leases.remove(&sequence).expect("begun before it ends");
         debug_assert_eq!(lease.stage, Stage::Ending);
         self.notes.remove(&sequence);
@@ -442,7 +448,7 @@ impl Index {
     }
 
     /// It is written: the message waits again, until it is due.
-    pub(super) fn give_back(&mut self, sequence: Sequence, due: Millis) {
+    pub(in crate::source) fn give_back(&mut self, sequence: Sequence, due: Millis) {
         let lease = self.leases.remove(&sequence).expect("begun before it comes back");
         debug_assert_eq!(lease.stage, Stage::Returning);
         self.notes.remove(&sequence);
@@ -452,7 +458,13 @@ impl Index {
     }
 
     /// Renews a lease. False if the receipt is stale.
-    pub(super) fn extend(&mut self, sequence: Sequence, generation: u64, lease: Millis, now: Millis) -> bool {
+    pub(in crate::source) fn extend(
+        &mut self,
+        sequence: Sequence,
+        generation: u64,
+        lease: Millis,
+        now: Millis,
+    ) -> bool {
         self.tick(now);
         if !self.revive(sequence, generation) {
             return false;
@@ -466,17 +478,17 @@ impl Index {
     }
 
     /// How often a message was handed out.
-    pub(super) fn attempts(&self, sequence: Sequence) -> u16 {
+    pub(in crate::source) fn attempts(&self, sequence: Sequence) -> u16 {
         self.leases.get(&sequence).map_or(0, |lease| self.entries.get(lease.entry).attempts)
     }
 
     /// Counts of handing-outs that are to be written with the next commit.
-    pub(super) fn take_notes(&mut self) -> BTreeMap<Sequence, u16> {
+    pub(in crate::source) fn take_notes(&mut self) -> BTreeMap<Sequence, u16> {
         std::mem::take(&mut self.notes)
     }
 
     /// Counts of all that is out, for a store that is about to close.
-    pub(super) fn note_all(&mut self) {
+    pub(in crate::source) fn note_all(&mut self) {
         let out = self.leases.iter().map(|(sequence, lease)| (*sequence, lease.entry));
         let notes =
             out.map(|(sequence, entry)| (sequence, self.entries.get(entry).attempts)).collect::<Vec<_>>();
@@ -484,7 +496,7 @@ impl Index {
     }
 
     /// Hands out nothing until told to, and says what waits. Settling goes on.
-    pub(super) fn freeze(&mut self) -> Vec<Sequence> {
+    pub(in crate::source) fn freeze(&mut self) -> Vec<Sequence> {
         self.frozen = true;
         let entries = self.entries.places.iter().flatten();
         let mut waiting: Vec<_> = entries.filter(|entry| !entry.out).map(|entry| entry.sequence).collect();
@@ -493,7 +505,7 @@ impl Index {
     }
 
     /// Hands out again, after having forgotten these messages if they still wait.
-    pub(super) fn thaw(&mut self, gone: &[Sequence]) {
+    pub(in crate::source) fn thaw(&mut self, gone: &[Sequence]) {
         self.frozen = false;
         let is_gone = |entry: &Entry| !entry.out && gone.binary_search(&entry.sequence).is_ok();
         let places = self.entries.places.iter().enumerate();
@@ -509,26 +521,26 @@ impl Index {
     }
 
     /// Forgets a message that the file does not have any more, although it was claimed.
-    pub(super) fn vanish(&mut self, claim: Claimed) {
+    pub(in crate::source) fn vanish(&mut self, claim: Claimed) {
         if self.begin(claim.sequence, claim.generation, Intent::End, self.now) {
             self.end(claim.sequence);
         }
     }
 
     /// What a group does.
-    pub(super) fn standing(&self, fingerprint: Fingerprint) -> Option<Standing> {
+    pub(in crate::source) fn standing(&self, fingerprint: Fingerprint) -> Option<Standing> {
         self.by_fingerprint.get(&fingerprint).map(|slot| self.standing_at(*slot))
     }
 
     /// What the groups do, from a slot on; so many at most.
-    pub(super) fn standings(&self, from: u32, most: usize) -> Vec<Standing> {
+    pub(in crate::source) fn standings(&self, from: u32, most: usize) -> Vec<Standing> {
         let places = self.groups.places.iter().enumerate().skip(from as usize);
         let slots = places.filter(|(_, group)| group.is_some()).map(|(slot, _)| slot as u32);
         slots.take(most).map(|slot| self.standing_at(slot)).collect()
     }
 
     /// How many groups have messages.
-    pub(super) fn group_count(&self) -> usize {
+    pub(in crate::source) fn group_count(&self) -> usize {
         self.by_fingerprint.len()
     }
 

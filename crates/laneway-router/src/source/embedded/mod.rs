@@ -46,7 +46,7 @@
 
 mod bodies;
 mod file;
-mod index;
+pub(in crate::source) mod index;
 mod writer;
 
 pub use file::Kept;

@@ -1,0 +1,200 @@
+//! Publishing: the sink, and the way to the dead letters.
+//!
+//! The group is the key, so a group is in one partition of the topic. Librdkafka keeps the order of what it is given and repeats nothing (`enable.idempotence`), but what it
+//! gives up on after its time it lets the next ones pass. So a message goes when the one before it of its group has been taken; groups do not wait for each other's
+//! answers, only for the round that they are in.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use rdkafka::consumer::{BaseConsumer, DefaultConsumerContext};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::{Header, OwnedHeaders};
+use rdkafka::producer::{FutureProducer, FutureRecord};
+use rdkafka::util::Timeout;
+
+use super::partition::{Named, Record};
+use super::{KafkaSettings, require_topic, trouble};
+use crate::source::sink::{Outgoing, Published, Sink, SinkError};
+use crate::source::{Disposal, SourceError};
+
+/// How long a record may wait for a place in front of the producer, which holds 100,000.
+const PLACE: Duration = Duration::from_secs(10);
+
+/// Why a message is among the dead letters.
+const REASON: &str = "laneway-reason";
+
+/// Where a dead letter was: topic, partition and offset.
+const ORIGIN: &str = "laneway-origin";
+
+/// What the publisher calls a message.
+const ID: &str = "laneway-message-id";
+
+/// The producer of dead letters.
+pub(super) struct Letters {
+    producer: FutureProducer,
+    topic: String,
+    dead_letters: String,
+    quarantine: String,
+}
+
+impl Letters {
+    pub(super) fn new(settings: &KafkaSettings) -> Result<Self, SourceError> {
+        let config = settings.producer_config();
+        let producer = config.create().map_err(|error| trouble(&settings.dead_letters(), &error))?;
+        let (topic, dead_letters) = (settings.topic.clone(), settings.dead_letters());
+        Ok(Letters { producer, topic, dead_letters, quarantine: settings.quarantine() })
+    }
+
+    pub(super) fn dead_letters(&self) -> &str {
+        &self.dead_letters
+    }
+
+    pub(super) fn quarantine(&self) -> &str {
+        &self.quarantine
+    }
+
+    /// Puts a copy of a record where it belongs, with the reason.
+    pub(super) async fn keep(
+        &self,
+        record: &Record,
+        disposal: &Disposal,
+        named: Named,
+    ) -> Result<(), SourceError> {
+        let (topic, reason) = match disposal {
+            Disposal::DeadLetter { reason } => (&self.dead_letters, reason),
+            Disposal::Quarantine { reason } => (&self.quarantine, reason),
+            Disposal::Done | Disposal::GiveBack { .. } => return Ok(()),
+        };
+        let origin = format!("{}/{}/{}", self.topic, named.partition, named.offset);
+        let headers = OwnedHeaders::new()
+            .insert(Header { key: REASON, value: Some(reason) })
+            .insert(Header { key: ORIGIN, value: Some(&origin) });
+        let mut letter = FutureRecord::<[u8], [u8]>::to(topic).payload(&record.text[..]).headers(headers);
+        if let Some(key) = &record.key {
+            letter = letter.key(key);
+        }
+        let sent = self.producer.send(letter, Timeout::After(PLACE)).await;
+        sent.map(drop).map_err(|(error, _)| trouble(topic, &error))
+    }
+}
+
+/// A topic to publish to.
+pub struct KafkaSink {
+    name: Arc<str>,
+    topic: String,
+    producer: FutureProducer,
+}
+
+impl fmt::Debug for KafkaSink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KafkaSink")
+            .field("name", &self.name)
+            .field("topic", &self.topic)
+            .finish_non_exhaustive()
+    }
+}
+
+impl KafkaSink {
+    pub(super) async fn open(name: Arc<str>, settings: &KafkaSettings) -> Result<Self, SinkError> {
+        let ours = settings.clone();
+        let opened = tokio::task::spawn_blocking(move || {
+            let client: BaseConsumer<DefaultConsumerContext> =
+                ours.config_with_properties().create().map_err(|error| trouble(&ours.topic, &error))?;
+            require_topic(&client, &ours.topic)?;
+            ours.producer_config().create().map_err(|error| trouble(&ours.topic, &error))
+        });
+        let opened = opened.await.map_err(|error| SinkError::Unavailable(error.to_string()))?;
+        let producer = opened.map_err(|error| match error {
+            SourceError::Broken(text) => SinkError::Broken(text),
+            other => SinkError::Unavailable(other.to_string()),
+        })?;
+        Ok(KafkaSink { name, topic: settings.topic.clone(), producer })
+    }
+
+    async fn publish_in_order(&self, batch: Vec<Outgoing>) -> Result<Vec<Published>, SinkError> {
+        let mut answers: Vec<Option<Published>> = vec![None; batch.len()];
+        let mut waiting: Vec<(usize, Outgoing)> = batch.into_iter().enumerate().collect();
+        while !waiting.is_empty() {
+            let mut seen: HashSet<Arc<str>> = HashSet::new();
+            let is_first =
+                |(_, it): &(usize, Outgoing)| it.group.clone().is_none_or(|group| seen.insert(group));
+            let (round, later): (Vec<_>, Vec<_>) = waiting.into_iter().partition(is_first);
+            waiting = later;
+            let sent = round.iter().map(|(_, outgoing)| self.publish_one(outgoing));
+            let sent = futures_util::future::join_all(sent).await;
+            for ((place, _), published) in round.iter().zip(sent) {
+                answers[*place] = Some(published?);
+            }
+        }
+        Ok(answers.into_iter().map(|answer| answer.expect("every message was sent")).collect())
+    }
+
+    async fn publish_one(&self, outgoing: &Outgoing) -> Result<Published, SinkError> {
+        let mut headers = OwnedHeaders::new().insert(Header { key: ID, value: Some(&outgoing.id) });
+        for (name, value) in &outgoing.headers {
+            headers = headers.insert(Header { key: name, value: Some(value) });
+        }
+        let key = outgoing.group.as_deref().map(key_of);
+        let mut record =
+            FutureRecord::<[u8], [u8]>::to(&self.topic).payload(&outgoing.text[..]).headers(headers);
+        if let Some(key) = &key {
+            record = record.key(key);
+        }
+        match self.producer.send(record, Timeout::After(PLACE)).await {
+            Ok(delivery) => {
+                let sequence = super::partition::identity(delivery.partition, delivery.offset);
+                Ok(Published::Accepted { sequence: Some(sequence), duplicate: false })
+            }
+            Err((error, _)) if is_content(&error) => Ok(Published::Refused { reason: error.to_string() }),
+            Err((error, _)) => Err(match trouble(&self.topic, &error) {
+                SourceError::Broken(text) => SinkError::Broken(text),
+                other => SinkError::Unavailable(other.to_string()),
+            }),
+        }
+    }
+}
+
+impl Sink for KafkaSink {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn publish(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Published>, SinkError>> {
+        self.publish_in_order(batch).boxed()
+    }
+}
+
+fn is_content(error: &KafkaError) -> bool {
+    use RDKafkaErrorCode as Code;
+    matches!(
+        error.rdkafka_error_code(),
+        Some(
+            Code::MessageSizeTooLarge | Code::InvalidMessage | Code::InvalidMessageSize | Code::InvalidRecord
+        )
+    )
+}
+
+/// The key of a group: what the reader made of a key that was no text becomes that key again.
+fn key_of(group: &str) -> Vec<u8> {
+    use base64::Engine;
+    let encoded = group.strip_prefix("base64:");
+    let decoded = encoded.and_then(|text| base64::engine::general_purpose::STANDARD_NO_PAD.decode(text).ok());
+    decoded.filter(|key| std::str::from_utf8(key).is_err()).unwrap_or_else(|| group.as_bytes().to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_survives_the_way_through_a_group() {
+        assert_eq!(key_of("order-7"), b"order-7");
+        assert_eq!(key_of("base64://4"), [0xff, 0xfe]);
+        assert_eq!(key_of("base64:aGk"), b"base64:aGk", "that is the key of somebody who likes such names");
+    }
+}

@@ -1,0 +1,270 @@
+//! Kafka as users meet it: restarts that repeat only what was not finished, members that come and go, brokers that go away, bad input, publishing in order, and what
+//! the doctor says. On librdkafka's own mock cluster; what every source must keep is in `kafka_conformance.rs`.
+
+mod broker;
+mod cluster;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use broker::{PATIENCE, Witness, router, text};
+use cluster::Topic;
+use laneway_router::source::broker::{Broker, Examination, Level, Role};
+use laneway_router::source::kafka::{KafkaSettings, KafkaSource};
+use laneway_router::source::sink::{Outgoing, Published};
+use laneway_router::source::{Delivery, Disposal, Settled, Source, SourceError, Wants};
+use rdkafka::mocking::MockCluster;
+
+const LEASE: Duration = Duration::from_secs(60);
+
+async fn claim(source: &KafkaSource, most: usize, wait: Duration) -> Vec<Delivery> {
+    source.claim(Wants { most, wait, lease: LEASE }).await.expect("a claim")
+}
+
+/// Claims until it has so many.
+async fn gather(source: &KafkaSource, count: usize) -> Vec<Delivery> {
+    let mut all = Vec::new();
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    while all.len() < count {
+        assert!(tokio::time::Instant::now() < deadline, "only {} of {count}", all.len());
+        all.extend(claim(source, count - all.len(), Duration::from_secs(5)).await);
+    }
+    all
+}
+
+async fn done(source: &KafkaSource, held: impl IntoIterator<Item = &Delivery>) -> Vec<Settled> {
+    let disposals = held.into_iter().map(|it| (it.receipt.clone(), Disposal::Done)).collect();
+    source.settle(disposals).await.expect("settled")
+}
+
+async fn publish(topic: &Topic, groups: &[&str], numbers: std::ops::Range<usize>) {
+    for number in numbers {
+        for group in groups {
+            topic.publish(Some(group), text(group, number).as_bytes()).await;
+        }
+    }
+}
+
+/// Waits until the partitions of members are so many each.
+async fn balanced(members: &[(&KafkaSource, usize)]) {
+    let even = async {
+        while members.iter().any(|(member, count)| member.partitions().len() != *count) {
+            tokio::time::sleep(Duration::from_millis(50)).await; // paced: a rebalance is told to nobody outside
+        }
+    };
+    tokio::time::timeout(PATIENCE, even).await.expect("the partitions are shared");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restart_repeats_exactly_what_was_not_finished() {
+    let cluster = MockCluster::new(1).expect("a cluster");
+    let topic = Topic::new(&cluster, &cluster.bootstrap_servers(), 2);
+    publish(&topic, &["a", "b", "c", "d", "e"], 0..20).await;
+    let first = topic.settings().join("first").await.expect("a member");
+    let held = gather(&first, 100).await;
+    // Keys do not wait for each other: of some everything is finished, of others nothing, of others the front.
+    let is_finished = |it: &&Delivery| {
+        let place = held.iter().filter(|other| other.group == it.group && other.id < it.id).count();
+        match it.group.as_deref() {
+            Some("a" | "b") => true,
+            Some("c") => place < 7,
+            _ => false,
+        }
+    };
+    let finished: Vec<&Delivery> = held.iter().filter(is_finished).collect();
+    assert_eq!(done(&first, finished.iter().copied()).await, vec![Settled::Settled; 47]);
+    first.close().await;
+    assert!(matches!(
+        first.claim(Wants { most: 1, wait: LEASE, lease: LEASE }).await,
+        Err(SourceError::Closed)
+    ));
+    let second = topic.settings().join("second").await.expect("a member");
+    let again = gather(&second, 53).await;
+    assert!(claim(&second, 10, Duration::from_secs(1)).await.is_empty(), "nothing that was finished");
+    let ids = |all: &[&Delivery]| all.iter().map(|it| it.id).collect::<BTreeSet<u64>>();
+    let unfinished: Vec<&Delivery> = held.iter().filter(|it| !is_finished(it)).collect();
+    assert_eq!(ids(&again.iter().collect::<Vec<_>>()), ids(&unfinished));
+    for group in ["c", "d", "e"] {
+        let of = |all: &[Delivery]| -> Vec<u64> {
+            all.iter().filter(|it| it.group.as_deref() == Some(group)).map(|it| it.id).collect()
+        };
+        assert!(of(&again).is_sorted(), "{group} in order");
+    }
+    second.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn members_come_and_go_and_nothing_is_repeated_or_out_of_order() {
+    let cluster = MockCluster::new(1).expect("a cluster");
+    let topic = Topic::new(&cluster, &cluster.bootstrap_servers(), 4);
+    let witness = Arc::new(Witness::new(Duration::from_millis(5), None));
+    let names: Vec<String> = (0..12).map(|group| format!("g{group}")).collect();
+    let groups: Vec<&str> = names.iter().map(String::as_str).collect();
+    publish(&topic, &groups, 0..20).await;
+    let one = Arc::new(topic.settings().join("one").await.expect("a member"));
+    let first = router(&witness, Arc::clone(&one) as Arc<dyn Source>, LEASE);
+    witness.wait_for(30).await;
+    let two = Arc::new(topic.settings().join("two").await.expect("a member"));
+    let second = router(&witness, Arc::clone(&two) as Arc<dyn Source>, LEASE);
+    balanced(&[(&one, 2), (&two, 2)]).await;
+    publish(&topic, &groups, 20..30).await;
+    witness.wait_for(250).await;
+    assert!(first.shutdown(Duration::from_secs(20)).await.settled);
+    one.close().await;
+    balanced(&[(&two, 4)]).await;
+    publish(&topic, &groups, 30..35).await;
+    witness.wait_for(12 * 35).await;
+    assert!(second.shutdown(Duration::from_secs(20)).await.settled);
+    two.close().await;
+    let repeats = witness.verify(&groups.iter().map(|group| (*group, 35)).collect::<Vec<_>>());
+    assert_eq!(repeats, 0, "partitions are handed over with what is finished");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_held_of_a_partition_that_has_gone_is_stale() {
+    let cluster = MockCluster::new(1).expect("a cluster");
+    let topic = Topic::new(&cluster, &cluster.bootstrap_servers(), 2);
+    publish(&topic, &["a", "b", "c", "d", "e", "f"], 0..3).await;
+    let settings = KafkaSettings { drain: Duration::ZERO, ..topic.settings() };
+    let one = settings.join("one").await.expect("a member");
+    let held = gather(&one, 18).await;
+    let two = settings.join("two").await.expect("a member");
+    balanced(&[(&one, 1), (&two, 1)]).await;
+    let kept = one.partitions()[0] as u64;
+    let is_kept = |it: &Delivery| it.id >> 48 == kept;
+    let settled = done(&one, &held).await;
+    for (delivery, settled) in held.iter().zip(&settled) {
+        let expected = if is_kept(delivery) { Settled::Settled } else { Settled::Stale };
+        assert_eq!(*settled, expected, "{delivery:?}");
+    }
+    let gone: BTreeSet<u64> = held.iter().filter(|it| !is_kept(it)).map(|it| it.id).collect();
+    let again = gather(&two, gone.len()).await;
+    assert_eq!(again.iter().map(|it| it.id).collect::<BTreeSet<_>>(), gone);
+    assert!(done(&two, &again).await.iter().all(|it| *it == Settled::Settled));
+    one.close().await;
+    two.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_goes_away_and_comes_back_and_poison_is_put_aside() {
+    let cluster = MockCluster::new(1).expect("a cluster");
+    let topic = Topic::new(&cluster, &cluster.bootstrap_servers(), 3);
+    let witness = Arc::new(Witness::new(Duration::from_millis(2), Some("bad")));
+    publish(&topic, &["a", "b", "bad"], 0..5).await;
+    topic.publish(Some("a"), b"{not json").await;
+    let source = Arc::new(topic.settings().join("orders").await.expect("a member"));
+    let routed = router(&witness, Arc::clone(&source) as Arc<dyn Source>, LEASE);
+    witness.wait_for(15).await;
+    cluster.broker_down(1).expect("down");
+    let sick = async {
+        while routed.sources().await[0].healthy {
+            tokio::time::sleep(Duration::from_millis(100)).await; // paced: until the router has noticed
+        }
+    };
+    tokio::time::timeout(PATIENCE, sick).await.expect("the router says that the broker is away");
+    cluster.broker_up(1).expect("up");
+    publish(&topic, &["a", "b"], 5..10).await;
+    witness.wait_for(25).await;
+    assert!(routed.shutdown(Duration::from_secs(20)).await.settled);
+    source.close().await;
+    witness.verify(&[("a", 10), ("b", 10), ("bad", 5)]);
+    let (dead, odd) =
+        tokio::task::block_in_place(|| (topic.read(&topic.dead_letters()), topic.read(&topic.quarantine())));
+    let expected: Vec<_> = (0..5).map(|number| (Some("bad".to_owned()), text("bad", number))).collect();
+    assert_eq!(dead, expected);
+    assert_eq!(odd, [(Some("a".to_owned()), "{not json".to_owned())]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stuck_key_stops_its_partition_at_the_window_and_no_earlier() {
+    let cluster = MockCluster::new(1).expect("a cluster");
+    let topic = Topic::new(&cluster, &cluster.bootstrap_servers(), 1);
+    publish(&topic, &["stuck"], 0..1).await;
+    publish(&topic, &["a", "b"], 0..300).await;
+    let settings = KafkaSettings { window: 50, ..topic.settings() };
+    let source = settings.join("orders").await.expect("a member");
+    let stuck = gather(&source, 1).await;
+    assert_eq!(stuck[0].group.as_deref(), Some("stuck"));
+    let mut passed = 0;
+    loop {
+        let held = claim(&source, 100, Duration::from_secs(2)).await;
+        if held.is_empty() {
+            break;
+        }
+        passed += held.len();
+        assert!(done(&source, &held).await.iter().all(|it| *it == Settled::Settled));
+    }
+    assert!((49..=50 + 128).contains(&passed), "{passed} of 600 passed the stuck one");
+    done(&source, &stuck).await;
+    let rest = 600 - passed;
+    let mut seen = 0;
+    while seen < rest {
+        let held = gather(&source, 1).await;
+        seen += held.len();
+        done(&source, &held).await;
+    }
+    source.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn publishing_is_in_order_and_what_is_too_long_is_refused() {
+    let cluster = MockCluster::new(1).expect("a cluster");
+    let topic = Topic::new(&cluster, &cluster.bootstrap_servers(), 3);
+    let sink = topic.settings().open_sink("out".into()).await.expect("a sink");
+    let outgoing = |group: &str, number: usize, text: String| Outgoing {
+        id: format!("{group}#{number}"),
+        group: Some(group.into()),
+        deduplication_id: None,
+        text: text.into_bytes().into(),
+        headers: [("x-trace".to_owned(), "1".to_owned())].into(),
+    };
+    let groups = ["a", "b", "c"];
+    let of = |number: usize| groups.iter().map(move |group| outgoing(group, number, text(group, number)));
+    let mut batch: Vec<Outgoing> = (0..20).flat_map(of).collect();
+    batch.push(outgoing("a", 20, "x".repeat(2_000_000)));
+    batch.push(outgoing("a", 20, text("a", 20)));
+    let published = sink.publish(batch).await.expect("answered");
+    assert!(matches!(published[60], Published::Refused { .. }), "{:?}", published[60]);
+    assert!(published.iter().filter(|it| matches!(it, Published::Accepted { .. })).count() == 61);
+    let witness = Arc::new(Witness::default());
+    let source = Arc::new(topic.settings().join("orders").await.expect("a member"));
+    let routed = router(&witness, Arc::clone(&source) as Arc<dyn Source>, LEASE);
+    witness.wait_for(61).await;
+    assert!(routed.shutdown(Duration::from_secs(20)).await.settled);
+    source.close().await;
+    assert_eq!(witness.verify(&[("a", 21), ("b", 20), ("c", 20)]), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn missing_topics_and_absent_brokers_are_told_and_the_doctor_sees_them() {
+    let cluster = MockCluster::new(1).expect("a cluster");
+    let topic = Topic::new(&cluster, &cluster.bootstrap_servers(), 1);
+    let examination = Examination {
+        name: "orders".into(),
+        role: Role::Source,
+        lease: LEASE,
+        attempt: Duration::from_secs(30),
+    };
+    let found = topic.settings().examine(&examination).await;
+    let warned = |part: &str| found.iter().any(|it| it.level == Level::Warning && it.what.contains(part));
+    assert!(warned("one partition") && warned("drain"), "{found:?}");
+    let long = KafkaSettings { drain: Duration::from_secs(400), ..topic.settings() };
+    let found = long.examine(&examination).await;
+    assert!(
+        found.iter().any(|it| it.level == Level::Error && it.what.contains("max.poll.interval.ms")),
+        "{found:?}"
+    );
+    let away = KafkaSettings { servers: "127.0.0.1:1".to_owned(), ..topic.settings() };
+    let found = away.examine(&examination).await;
+    assert!(matches!(&found[..], [it] if it.level == Level::Error), "{found:?}");
+    let error = away.join("orders").await.err().expect("nobody is there");
+    assert!(matches!(error, SourceError::Unavailable(_)), "{error}");
+    let mut wrong = topic.settings();
+    wrong.properties.insert("no.such.property".to_owned(), "hush".to_owned());
+    let error = wrong.join("orders").await.err().expect("no such property");
+    assert!(
+        matches!(&error, SourceError::Broken(text) if text.contains("no.such.property") && !text.contains("hush")),
+        "{error}"
+    );
+}

@@ -1,0 +1,254 @@
+//! SQS as users meet it: several messages of a group at a time, a server that goes away, bad input, bad credentials, publishing in order, and what the doctor says.
+//!
+//! What every source must keep is in `sqs_conformance.rs`.
+
+mod broker;
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use broker::{PATIENCE, Witness, router, text};
+use laneway_router::message::Secret;
+use laneway_router::source::broker::{Broker, Examination, Level, Role};
+use laneway_router::source::sink::{Outgoing, Published};
+use laneway_router::source::sqs::{Keys, SqsSettings};
+use laneway_router::source::{Disposal, Settled, SourceError, Wants};
+use laneway_servers::sqs;
+use serde_json::json;
+
+fn settings(url: &str) -> SqsSettings {
+    let keys = Keys {
+        access_key_id: "test".to_owned(),
+        secret_access_key: Secret::new("test"),
+        session_token: None,
+    };
+    SqsSettings { poll: Duration::from_secs(1), keys: Some(keys), ..SqsSettings::new(url) }
+}
+
+/// A FIFO queue with a redrive policy, and the queue that it names.
+fn queues(server: &str, receives: u32) -> (String, String) {
+    let fifo = ("FifoQueue", "true");
+    let dead = sqs::create_queue(server, "dead.fifo", &[fifo]).expect("a queue");
+    let asked = json!({ "QueueUrl": dead, "AttributeNames": ["QueueArn"] });
+    let arn = sqs::call(server, "GetQueueAttributes", &asked).expect("attributes");
+    let arn = arn["Attributes"]["QueueArn"].as_str().expect("an arn").to_owned();
+    let policy = json!({ "deadLetterTargetArn": arn, "maxReceiveCount": receives.to_string() }).to_string();
+    let url = sqs::create_queue(server, "orders.fifo", &[fifo, ("RedrivePolicy", &policy)]).expect("a queue");
+    (url, dead)
+}
+
+fn outgoing(group: &str, number: usize, text: String) -> Outgoing {
+    Outgoing {
+        id: format!("{group}#{number}"),
+        group: Some(group.into()),
+        deduplication_id: Some(format!("{group}#{number}")),
+        text: text.into_bytes().into(),
+        headers: [("x-trace".to_owned(), "1".to_owned())].into(),
+    }
+}
+
+async fn publish(url: &str, groups: &[&str], numbers: std::ops::Range<usize>) {
+    let sink = settings(url).open_sink("out".into()).await.expect("a sink");
+    let of = |number: usize| groups.iter().map(move |group| outgoing(group, number, text(group, number)));
+    let batch: Vec<_> = numbers.flat_map(of).collect();
+    let count = batch.len();
+    let published = sink.publish(batch).await.expect("published");
+    assert_eq!(published.len(), count);
+    assert!(published.iter().all(|it| matches!(it, Published::Accepted { sequence: Some(_), .. })));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_arrive_in_order_although_the_server_goes_away_and_poison_is_put_aside() {
+    let mut server = sqs::start_fauxqs().expect("fauxqs starts");
+    let at = sqs::endpoint(&server);
+    let (url, dead) = queues(&at, 1_000);
+    let source = settings(&url).open_source("orders".into()).await.expect("a source");
+    let witness = Arc::new(Witness::new(Duration::from_millis(5), Some("bad")));
+    publish(&url, &["a", "b", "bad"], 0..5).await;
+    let sink = settings(&url).open_sink("out".into()).await.expect("a sink");
+    sink.publish(vec![outgoing("a", 5, "{not json".to_owned())]).await.expect("published");
+    let router = router(&witness, source, Duration::from_secs(5));
+    witness.wait_for(8).await;
+    server.kill().expect("it was there");
+    let sick = async {
+        while router.sources().await[0].healthy {
+            tokio::time::sleep(Duration::from_millis(50)).await; // paced: until the router has noticed
+        }
+    };
+    tokio::time::timeout(PATIENCE, sick).await.expect("the router says that the source is away");
+    server.resume().expect("it comes back");
+    publish(&url, &["a", "b"], 5..12).await;
+    witness.wait_for(12 + 12 + 5).await;
+    let report = router.shutdown(Duration::from_secs(20)).await;
+    assert!(report.settled, "{report:?}");
+    let repeats = witness.verify(&[("a", 12), ("b", 12), ("bad", 5)]);
+    assert!(repeats <= 20, "only what was in flight is repeated: {repeats}");
+    let asked = json!({ "QueueUrl": dead, "AttributeNames": ["All"] });
+    let kept = sqs::call(&at, "GetQueueAttributes", &asked).expect("attributes");
+    assert_eq!(
+        kept["Attributes"]["ApproximateNumberOfMessages"], "6",
+        "five refused ones and the poison: {kept}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_messages_of_a_group_come_in_one_receive_in_order() {
+    let server = sqs::start_moto().expect("moto starts");
+    let at = sqs::endpoint(&server);
+    let (url, _) = queues(&at, 1_000);
+    publish(&url, &["a", "b"], 0..4).await;
+    let source = settings(&url).open_source("orders".into()).await.expect("a source");
+    let wants = Wants { most: 10, wait: Duration::from_secs(5), lease: Duration::from_secs(30) };
+    let held = source.claim(wants).await.expect("a claim");
+    for group in ["a", "b"] {
+        let of: Vec<_> = held.iter().filter(|it| it.group.as_deref() == Some(group)).collect();
+        let expected: Vec<_> = (0..of.len()).map(|number| text(group, number).into_bytes()).collect();
+        assert_eq!(of.iter().map(|it| it.text.to_vec()).collect::<Vec<_>>(), expected);
+    }
+    assert_eq!(held.len(), 8, "all of both groups at once");
+    // The whole group goes back, in one question, and comes again in order.
+    let back = held.iter().map(|it| (it.receipt.clone(), Disposal::GiveBack { delay: Duration::ZERO }));
+    assert_eq!(source.settle(back.collect()).await, Ok(vec![Settled::Settled; 8]));
+    let again = source.claim(wants).await.expect("a claim");
+    let texts = |held: &[laneway_router::source::Delivery], group: &str| -> Vec<Vec<u8>> {
+        held.iter().filter(|it| it.group.as_deref() == Some(group)).map(|it| it.text.to_vec()).collect()
+    };
+    for group in ["a", "b"] {
+        assert_eq!(texts(&again, group), texts(&held, group));
+    }
+    assert!(again.iter().all(|it| it.attempt == 2));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_standard_queue_delivers_everything_and_what_is_too_long_is_refused() {
+    let server = sqs::start_fauxqs().expect("fauxqs starts");
+    let at = sqs::endpoint(&server);
+    let url = sqs::create_queue(&at, "plain", &[]).expect("a queue");
+    let dead = sqs::create_queue(&at, "dead", &[]).expect("a queue");
+    let sink = settings(&url).open_sink("out".into()).await.expect("a sink");
+    let batch: Vec<_> =
+        (0..25).map(|number| outgoing(&format!("g{number}"), 0, text(&format!("g{number}"), 0))).collect();
+    sink.publish(batch).await.expect("published");
+    let long = outgoing("long", 0, "x".repeat(2 * 1024 * 1024));
+    let short = outgoing("short", 0, text("short", 0));
+    let published = sink.publish(vec![long, short]).await.expect("answered");
+    assert!(
+        matches!(&published[0], Published::Refused { reason } if reason.contains("bytes")),
+        "{published:?}"
+    );
+    assert!(matches!(published[1], Published::Accepted { .. }), "{published:?}");
+    let ours = SqsSettings { dead_letters: Some(dead), ..settings(&url) };
+    let source = ours.open_source("plain".into()).await.expect("a source");
+    let witness = Arc::new(Witness::default());
+    let router = router(&witness, source, Duration::from_secs(10));
+    witness.wait_for(26).await;
+    assert!(router.shutdown(Duration::from_secs(10)).await.settled);
+    let groups: Vec<String> =
+        (0..25).map(|number| format!("g{number}")).chain(["short".to_owned()]).collect();
+    witness.verify(&groups.iter().map(|group| (group.as_str(), 1)).collect::<Vec<_>>());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_routers_share_a_queue_and_one_is_cut_off() {
+    let server = sqs::start_fauxqs().expect("fauxqs starts");
+    let at = sqs::endpoint(&server);
+    let (url, _) = queues(&at, 1_000);
+    let witness = Arc::new(Witness::new(Duration::from_millis(2), None));
+    let groups = ["a", "b", "c", "d", "e"];
+    publish(&url, &groups, 0..6).await;
+    let lease = Duration::from_secs(3);
+    let lost = settings(&url).open_source("lost".into()).await.expect("a source");
+    // Claims and is never heard of again.
+    let wants = Wants { most: 2, wait: Duration::from_secs(5), lease };
+    let held = lost.claim(wants).await.expect("a claim");
+    assert!(!held.is_empty());
+    let one = router(&witness, settings(&url).open_source("one".into()).await.expect("a source"), lease);
+    let two = router(&witness, settings(&url).open_source("two".into()).await.expect("a source"), lease);
+    witness.wait_for(30).await;
+    assert!(one.shutdown(Duration::from_secs(10)).await.settled);
+    assert!(two.shutdown(Duration::from_secs(10)).await.settled);
+    witness.verify(&groups.map(|group| (group, 6)));
+    let late = held.iter().map(|it| (it.receipt.clone(), Disposal::Done)).collect();
+    assert_eq!(lost.settle(late).await, Ok(vec![Settled::Stale; held.len()]));
+}
+
+#[tokio::test]
+async fn the_doctor_sees_what_breaks_promises() {
+    let server = sqs::start_fauxqs().expect("fauxqs starts");
+    let at = sqs::endpoint(&server);
+    let (url, _) = queues(&at, 3);
+    let plain = sqs::create_queue(&at, "plain", &[]).expect("a queue");
+    let examination = Examination {
+        name: "orders".into(),
+        role: Role::Source,
+        lease: Duration::from_secs(10),
+        attempt: Duration::from_secs(60),
+    };
+    let found = settings(&url).examine(&examination).await;
+    let warned = |part: &str| found.iter().any(|it| it.level == Level::Warning && it.what.contains(part));
+    assert!(warned("3 receives") && warned("lease"), "{found:?}");
+    assert!(found.iter().all(|it| it.level != Level::Error), "{found:?}");
+    let found = settings(&plain).examine(&examination).await;
+    let says = |level: Level, part: &str| found.iter().any(|it| it.level == level && it.what.contains(part));
+    assert!(says(Level::Warning, "standard queue") && says(Level::Error, "dead letters"), "{found:?}");
+    let missing = settings(&url.replace("orders", "nothing")).examine(&examination).await;
+    assert!(
+        matches!(&missing[..], [it] if it.level == Level::Error && it.what.contains("no such queue")),
+        "{missing:?}"
+    );
+    let error = settings(&plain).open_source("plain".into()).await.err().expect("no place for dead letters");
+    assert!(matches!(error, SourceError::Broken(text) if text.contains("dead-letters")));
+}
+
+/// Answers every request with the same error. How many there were.
+fn refuses_all(status: &'static str, code: &'static str) -> (String, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}/1/orders.fifo", listener.local_addr().expect("an address"));
+    let count = Arc::new(AtomicUsize::new(0));
+    let seen = Arc::clone(&count);
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            let mut request = [0; 8192];
+            let _ = stream.read(&mut request);
+            seen.fetch_add(1, Relaxed);
+            let body = format!(r#"{{"__type":"com.amazonaws.sqs#{code}","message":"no"}}"#);
+            let head = format!(
+                "HTTP/1.1 {status}\r\nContent-Type: application/x-amz-json-1.0\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+                body.len()
+            );
+            let _ = stream.write_all(format!("{head}{body}").as_bytes());
+        }
+    });
+    (url, count)
+}
+
+#[tokio::test]
+async fn wrong_credentials_missing_queues_and_throttling_are_told_apart() {
+    let (url, asked) = refuses_all("403 Forbidden", "InvalidClientTokenId");
+    let error = settings(&url).open_source("orders".into()).await.err().expect("an error");
+    assert!(
+        matches!(&error, SourceError::Broken(text) if text.contains("refuses the credentials")),
+        "{error}"
+    );
+    assert_eq!(asked.load(Relaxed), 1, "asking again would not help");
+    let (url, _) = refuses_all("400 Bad Request", "QueueDoesNotExist");
+    let error = settings(&url).open_source("orders".into()).await.err().expect("an error");
+    assert!(matches!(&error, SourceError::Broken(text) if text.contains("no such queue")), "{error}");
+    let (url, asked) = refuses_all("400 Bad Request", "ThrottlingException");
+    let error = settings(&url).open_source("orders".into()).await.err().expect("an error");
+    assert!(matches!(&error, SourceError::Unavailable(text) if text.contains("patience")), "{error}");
+    assert!((2..=3).contains(&asked.load(Relaxed)), "a few times, with pauses, and no more");
+    let error = settings("http://127.0.0.1:1/1/orders.fifo")
+        .open_source("orders".into())
+        .await
+        .err()
+        .expect("an error");
+    assert!(
+        matches!(&error, SourceError::Unavailable(text) if text.contains("cannot be reached")),
+        "{error}"
+    );
+}
