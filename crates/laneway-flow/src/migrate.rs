@@ -20,7 +20,9 @@ pub struct Migrated {
 #[non_exhaustive]
 pub enum MigrateError {
     /// The database's schema is younger than this binary.
-    #[error("the schema pgflow of this database has version {found}, this binary knows versions up to {known}: use a newer binary")]
+    #[error(
+        "the schema pgflow of this database has version {found}, this binary knows versions up to {known}: use a newer binary"
+    )]
     Newer {
         /// Of the database.
         found: u32,
