@@ -11,14 +11,16 @@
 //! # The rooms, in reading order
 //!
 //! [`name`] and [`queue`] (what things are called) → [`flow`] and [`step`] (the DSL) → [`definition`] (a flow as data) → [`handler`] (what a step
-//! does) → [`client`] (starting runs, looking at them) → [`worker`] (doing them). Below them [`migrate`] (the schema, carried and applied),
-//! `store` (the calls of a worker) and [`error`].
+//! does) → [`client`] (starting runs, waiting for them), [`look`] (all of it as JSON) → [`worker`] (doing them). Below them [`migrate`] (the schema, carried and applied),
+//! `store` (the calls of a worker), [`error`], and [`local`] (a Postgres to try it on).
 
 pub mod client;
 pub mod definition;
 pub mod error;
 pub mod flow;
 pub mod handler;
+pub mod local;
+pub mod look;
 pub mod migrate;
 pub mod name;
 pub mod queue;
