@@ -14,4 +14,4 @@
 
 pub mod migrate;
 
-pub use migrate::{MigrateError, Migrated, migrate};
+pub use migrate::{MigrateError, Migrated, migrate, schema_version};
