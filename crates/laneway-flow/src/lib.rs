@@ -33,7 +33,7 @@ pub use definition::{DefineError, Definition, Options, Route, StepDefinition, St
 pub use error::FlowError;
 pub use flow::{Defined, Flow, Steps};
 pub use handler::{Action, Answer, Context, Failure, Task};
-pub use migrate::{MigrateError, Migrated, migrate};
+pub use migrate::{MigrateError, Migrated, migrate, schema_version};
 pub use queue::{OwnQueue, Queue, Queues};
 pub use step::{Fail, Skip, SkipCascade, Step, StepBuilder};
 pub use worker::{QueueSettings, Served, Settings, Stopped, Worker, WorkerBuilder, WorkerStats};
