@@ -276,9 +276,8 @@ impl Definition {
             }
         };
         note(name::slug("flow", &self.slug));
-        if let Some(queue) = &self.queue {
-            note(name::queue(queue));
-        }
+        // A flow without a queue has one of its own name, which must then be fit for a queue.
+        note(name::queue(self.own_queue()));
         for step in &self.steps {
             note(name::slug("step", &step.slug));
             if let Route::To(queue) = &step.queue {
@@ -454,6 +453,7 @@ mod tests {
         ] {
             assert!(words.contains(part), "{part} is not in:\n{words}");
         }
+        assert!(problems(r#"{"slug":"Upper","steps":[{"slug":"a"}]}"#).contains("queue \"Upper\""));
         assert!(problems(r#"{"slug":"f","steps":[]}"#).contains("no step"));
         assert!(problems(r#"{"slug":"f","step":[]}"#).contains("unknown field"));
     }

@@ -13,6 +13,9 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use sqlx::PgPool;
+use sqlx::postgres::PgPoolOptions;
+
 /// The cluster's owner.
 const USER: &str = "laneway";
 
@@ -105,7 +108,9 @@ impl LocalPostgres {
         let (deadline, port) = (Instant::now() + PATIENCE, self.port.to_string());
         loop {
             let accepts = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).is_ok();
-            if accepts && finish(Command::new(pg_isready).args(["-q", "-h", "127.0.0.1", "-p", &port])).is_ok() {
+            if accepts
+                && finish(Command::new(pg_isready).args(["-q", "-h", "127.0.0.1", "-p", &port])).is_ok()
+            {
                 return Ok(());
             }
             let log = || fs::read_to_string(self.folder.join("server.log")).unwrap_or_default();
@@ -193,4 +198,28 @@ fn finish(command: &mut Command) -> Result<(), LocalError> {
         return Ok(());
     }
     Err(LocalError(format!("{command:?}: {}\n{}", output.status, String::from_utf8_lossy(&output.stderr))))
+}
+
+/// A migrated database to try flows on.
+#[derive(Debug)]
+pub struct TrialDatabase {
+    /// Connections to it.
+    pub pool: PgPool,
+    /// Ends with this value, unless the database was given.
+    _server: Option<LocalPostgres>,
+}
+
+/// The database that `DATABASE_URL` names, or a [temporary](LocalPostgres::temporary) one; with the schema of this version.
+pub async fn trial_database() -> Result<TrialDatabase, LocalError> {
+    let (url, _server) = match std::env::var("DATABASE_URL") {
+        Ok(url) => (url, None),
+        Err(_) => {
+            let server = LocalPostgres::temporary()?;
+            (server.url(), Some(server))
+        }
+    };
+    let pool = PgPoolOptions::new().max_connections(16).connect(&url).await;
+    let pool = pool.map_err(|error| LocalError(error.to_string()))?;
+    crate::migrate(&pool).await.map_err(|error| LocalError(error.to_string()))?;
+    Ok(TrialDatabase { pool, _server })
 }

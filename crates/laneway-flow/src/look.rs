@@ -55,16 +55,20 @@ pub async fn flows(pool: &PgPool) -> Result<Vec<Value>, FlowError> {
 
 /// A flow with its steps.
 pub async fn flow(pool: &PgPool, slug: &str) -> Result<Value, FlowError> {
-    let statement =
-        format!("SELECT {FLOW} || jsonb_build_object('steps', {STEPS}) FROM pgflow.flows f WHERE f.flow_slug = $1");
+    let statement = format!(
+        "SELECT {FLOW} || jsonb_build_object('steps', {STEPS}) FROM pgflow.flows f WHERE f.flow_slug = $1"
+    );
     match values(sqlx::query(&statement).bind(slug).fetch_all(pool).await?)?.pop() {
         Some(flow) => Ok(flow),
-        None => Err(FlowError::Unknown(format!("there is no flow {slug:?}: there are {}", slugs(pool).await?))),
+        None => {
+            Err(FlowError::Unknown(format!("there is no flow {slug:?}: there are {}", slugs(pool).await?)))
+        }
     }
 }
 
 async fn slugs(pool: &PgPool) -> Result<String, FlowError> {
-    let statement = "SELECT coalesce(string_agg(flow_slug, ', ' ORDER BY flow_slug), 'none') FROM pgflow.flows";
+    let statement =
+        "SELECT coalesce(string_agg(flow_slug, ', ' ORDER BY flow_slug), 'none') FROM pgflow.flows";
     Ok(sqlx::query(statement).fetch_one(pool).await?.try_get(0)?)
 }
 

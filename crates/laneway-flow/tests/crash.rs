@@ -26,19 +26,25 @@ impl Flow for Traced {
     type Queues = (OwnQueue,);
 
     fn steps(&self, flow: &mut Steps<Self>) {
-        let numbers = flow.array("numbers").max_attempts(50).run(|upto: u64, _| async move { Ok((0..upto).collect()) });
-        let traced = flow.map("traced", &numbers).max_attempts(50).commit(|number: u64, connection, context: Context<Self>| {
-            Box::pin(async move {
-                // Long enough to be killed in the middle of.
-                tokio::time::sleep(Duration::from_millis(20 + number % 7 * 10)).await; // paced: stands for work
-                let trace = sqlx::query("INSERT INTO traces VALUES ($1, $2)").bind(context.run_id()).bind(number as i64);
-                trace.execute(connection).await?;
-                Ok(number)
-            })
-        });
-        flow.step("sum").after(&traced).max_attempts(50).run(|numbers: Vec<u64>, _| async move {
-            Ok(numbers.into_iter().sum::<u64>())
-        });
+        let numbers =
+            flow.array("numbers").max_attempts(50).run(|upto: u64, _| async move { Ok((0..upto).collect()) });
+        let traced = flow.map("traced", &numbers).max_attempts(50).commit(
+            |number: u64, connection, context: Context<Self>| {
+                Box::pin(async move {
+                    // Long enough to be killed in the middle of.
+                    tokio::time::sleep(Duration::from_millis(20 + number % 7 * 10)).await; // paced: stands for work
+                    let trace = sqlx::query("INSERT INTO traces VALUES ($1, $2)")
+                        .bind(context.run_id())
+                        .bind(number as i64);
+                    trace.execute(connection).await?;
+                    Ok(number)
+                })
+            },
+        );
+        flow.step("sum")
+            .after(&traced)
+            .max_attempts(50)
+            .run(|numbers: Vec<u64>, _| async move { Ok(numbers.into_iter().sum::<u64>()) });
     }
 }
 
@@ -75,8 +81,14 @@ async fn check(database: &Database, runs: &[uuid::Uuid]) {
     }
     let (runs, tasks) = (runs.len() as i64, runs.len() as i64 * WIDTH as i64);
     assert_eq!(database.count("SELECT count(*) FROM traces").await, tasks, "every trace once");
-    assert_eq!(database.count("SELECT count(*) FROM (SELECT DISTINCT run_id, number FROM traces) t").await, tasks);
-    assert_eq!(database.count("SELECT count(*) FROM pgflow.step_tasks WHERE status = 'completed'").await, tasks + 2 * runs);
+    assert_eq!(
+        database.count("SELECT count(*) FROM (SELECT DISTINCT run_id, number FROM traces) t").await,
+        tasks
+    );
+    assert_eq!(
+        database.count("SELECT count(*) FROM pgflow.step_tasks WHERE status = 'completed'").await,
+        tasks + 2 * runs
+    );
     assert_eq!(database.count("SELECT count(*) FROM pgflow.step_tasks WHERE status <> 'completed'").await, 0);
     assert_eq!(database.count("SELECT count(*) FROM pgmq.q_traced").await, 0, "no message is left");
 }
@@ -86,7 +98,8 @@ async fn check(database: &Database, runs: &[uuid::Uuid]) {
 async fn child() {
     let Ok(url) = std::env::var(CHILD) else { return };
     let pool = connect(&url).await;
-    let worker = Worker::on(&pool).serve(Traced.define().unwrap()).settings(settings()).start().await.unwrap();
+    let worker =
+        Worker::on(&pool).serve(Traced.define().unwrap()).settings(settings()).start().await.unwrap();
     worker.asked_to_stop().await;
     worker.stop().await;
 }
@@ -133,7 +146,8 @@ async fn a_database_that_is_killed_under_load_loses_nothing() {
     let mut random = fastrand::Rng::with_seed(seed());
     let mut database = Database::start().await;
     prepare(&database).await;
-    let worker = Worker::on(&database.pool).serve(Traced.define().unwrap()).settings(settings()).on_trouble(|_| ());
+    let worker =
+        Worker::on(&database.pool).serve(Traced.define().unwrap()).settings(settings()).on_trouble(|_| ());
     let worker = worker.start().await.unwrap();
     let runs = client::start_many(&database.pool, "traced", &[WIDTH; 20]).await.unwrap();
     for _ in 0..2 {
@@ -161,7 +175,9 @@ impl Flow for Wide {
 
     fn steps(&self, flow: &mut Steps<Self>) {
         let each = flow.map_input("each").run(|number: u64, _| async move { Ok(number + 1) });
-        flow.step("all").after(&each).run(|numbers: Vec<u64>, _| async move { Ok((numbers.len(), numbers.iter().sum::<u64>())) });
+        flow.step("all")
+            .after(&each)
+            .run(|numbers: Vec<u64>, _| async move { Ok((numbers.len(), numbers.iter().sum::<u64>())) });
     }
 }
 
@@ -190,7 +206,12 @@ async fn eight_workers_on_one_wide_run_neither_lock_up_nor_miscount() {
         let input: Vec<u64> = (0..10_000).collect();
         let run = Start::of::<Wide>(&input).unwrap().on(&database.pool).await.unwrap();
         let state = database.end_of(run).await;
-        assert_eq!(state.output_of::<(usize, u64)>("all"), Some((10_000, (1..=10_000).sum())), "{:#}", state.json()["run"]);
+        assert_eq!(
+            state.output_of::<(usize, u64)>("all"),
+            Some((10_000, (1..=10_000).sum())),
+            "{:#}",
+            state.json()["run"]
+        );
         let mut completed = 0;
         for worker in workers {
             let stats = worker.stop().await.stats;

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use laneway_flow::worker::StrategyKind;
 use laneway_flow::{
-    Action, Context, Definition, Failure, Flow, FlowError, OwnQueue, Settings, Skip, SkipCascade, Start, Steps, Worker,
-    client, queues,
+    Action, Context, Definition, Failure, Flow, FlowError, OwnQueue, Settings, Skip, SkipCascade, Start,
+    Steps, Worker, client, queues,
 };
 use serde_json::{Value, json};
 use support::{Database, PATIENCE};
@@ -55,10 +55,11 @@ impl Flow for DataFlow {
             fetched.note(&context);
             async move { Ok(url.len()) }
         });
-        let notify = flow.step("notify").after(&fetch).queue(EmailWorker).run(move |length: usize, context| {
-            notified.note(&context);
-            async move { Ok(format!("{length} characters")) }
-        });
+        let notify =
+            flow.step("notify").after(&fetch).queue(EmailWorker).run(move |length: usize, context| {
+                notified.note(&context);
+                async move { Ok(format!("{length} characters")) }
+            });
         flow.step("debug").after((&fetch, &notify)).manual::<bool>();
     }
 }
@@ -71,7 +72,8 @@ fn quick() -> Settings {
 async fn tasks_go_to_the_queues_of_their_steps_and_only_their_workers_do_them() {
     let database = Database::start().await;
     let (data, email) = (DataFlow::default(), DataFlow::default());
-    let emails = Worker::on(&database.pool).serve(email.define().unwrap().on(EmailWorker)).start().await.unwrap();
+    let emails =
+        Worker::on(&database.pool).serve(email.define().unwrap().on(EmailWorker)).start().await.unwrap();
     let run = Start::of::<DataFlow>(&"http://example".to_owned()).unwrap().on(&database.pool).await.unwrap();
     assert_eq!(database.count("SELECT count(*) FROM pgmq.q_data_processor").await, 1);
     assert_eq!(database.count("SELECT count(*) FROM pgmq.q_email_worker").await, 0);
@@ -96,7 +98,10 @@ async fn tasks_go_to_the_queues_of_their_steps_and_only_their_workers_do_them() 
 async fn a_hundred_flows_over_five_queues_end_whatever_the_strategy() {
     let database = Database::start().await;
     let definition = |flow: usize| {
-        let text = format!(r#"{{"slug":"test_flow_{flow}","queue":"worker_{}","steps":[{{"slug":"only"}}]}}"#, flow % 5);
+        let text = format!(
+            r#"{{"slug":"test_flow_{flow}","queue":"worker_{}","steps":[{{"slug":"only"}}]}}"#,
+            flow % 5
+        );
         Definition::from_json(&text).unwrap()
     };
     let seen: Arc<Mutex<Vec<(String, String)>>> = Arc::default();
@@ -113,7 +118,8 @@ async fn a_hundred_flows_over_five_queues_end_whatever_the_strategy() {
         builder.start()
     };
     // One worker per queue, as in the document; the last one serves two queues.
-    let strategies = [StrategyKind::RoundRobin, StrategyKind::Priority, StrategyKind::Weighted, StrategyKind::RoundRobin];
+    let strategies =
+        [StrategyKind::RoundRobin, StrategyKind::Priority, StrategyKind::Weighted, StrategyKind::RoundRobin];
     let mut workers = Vec::new();
     for (queue, strategy) in strategies.into_iter().enumerate() {
         let mine = |flow: &usize| flow % 5 == queue || (queue == 3 && flow % 5 == 4);
@@ -152,14 +158,17 @@ impl Flow for Sums {
     fn steps(&self, flow: &mut Steps<Self>) {
         let numbers = flow.array("numbers").run(|upto: u64, _| async move { Ok((0..upto).collect()) });
         let squares = flow.map("squares", &numbers).run(|number: u64, _| async move { Ok(number * number) });
-        flow.step("sum").after((&numbers, &squares)).run(|(numbers, squares): (Vec<u64>, Vec<u64>), context| async move {
-            let wrong = numbers.iter().zip(&squares).find(|(number, square)| *number * *number != **square);
-            match wrong {
-                Some(pair) => Err(Failure::fatal(format!("out of order: {pair:?} in {context:?}"))),
-                None if numbers.len() != squares.len() => Err(Failure::fatal("some are missing")),
-                None => Ok(squares.iter().sum::<u64>()),
-            }
-        });
+        flow.step("sum").after((&numbers, &squares)).run(
+            |(numbers, squares): (Vec<u64>, Vec<u64>), context| async move {
+                let wrong =
+                    numbers.iter().zip(&squares).find(|(number, square)| *number * *number != **square);
+                match wrong {
+                    Some(pair) => Err(Failure::fatal(format!("out of order: {pair:?} in {context:?}"))),
+                    None if numbers.len() != squares.len() => Err(Failure::fatal("some are missing")),
+                    None => Ok(squares.iter().sum::<u64>()),
+                }
+            },
+        );
     }
 }
 
@@ -216,13 +225,24 @@ async fn failures_are_tried_again_as_often_as_the_step_says() {
     let attempts = Arc::new(AtomicUsize::new(0));
     let flow = Trials { attempts: attempts.clone() }.define().unwrap();
     let worker = Worker::on(&database.pool).serve(flow).start().await.unwrap();
-    let cases = [("fine", 1, json!(1)), ("second", 2, json!(2)), ("panics", 2, json!(2)), ("slow", 2, json!(2)),
-        ("never", 3, Value::Null), ("fatal", 1, Value::Null)];
+    let cases = [
+        ("fine", 1, json!(1)),
+        ("second", 2, json!(2)),
+        ("panics", 2, json!(2)),
+        ("slow", 2, json!(2)),
+        ("never", 3, Value::Null),
+        ("fatal", 1, Value::Null),
+    ];
     for (way, expected, output) in cases {
         attempts.store(0, SeqCst);
         let run = Start::of::<Trials>(&way.to_owned()).unwrap().on(&database.pool).await.unwrap();
         let state = database.end_of(run).await;
-        assert_eq!((attempts.load(SeqCst), state.output()), (expected, &json!({"after": output})), "{way}: {:#}", state.json());
+        assert_eq!(
+            (attempts.load(SeqCst), state.output()),
+            (expected, &json!({"after": output})),
+            "{way}: {:#}",
+            state.json()
+        );
         let status = if output.is_null() { "skipped" } else { "completed" };
         assert_eq!(state.step_status("trial"), Some(status), "{way}");
     }
@@ -238,9 +258,10 @@ impl Flow for Saga {
     type Queues = (OwnQueue,);
 
     fn steps(&self, flow: &mut Steps<Self>) {
-        let book = flow.step("book").max_attempts(1).exhausted(SkipCascade).run(|order: Value, _| async move {
-            if order["soldOut"] == true { Err(Failure::new("sold out")) } else { Ok(7_u32) }
-        });
+        let book =
+            flow.step("book").max_attempts(1).exhausted(SkipCascade).run(|order: Value, _| async move {
+                if order["soldOut"] == true { Err(Failure::new("sold out")) } else { Ok(7_u32) }
+            });
         let charge = flow.step("charge").after(&book).run(|seat: u32, _| async move { Ok(seat * 100) });
         flow.step("ticket").after(&charge).run(|cents: u32, _| async move { Ok(format!("paid {cents}")) });
         flow.step("apologise")
@@ -255,7 +276,8 @@ async fn a_skip_takes_everything_behind_it_along() {
     let worker = Worker::on(&database.pool).serve(Saga.define().unwrap()).start().await.unwrap();
     let run = Start::of::<Saga>(&json!({"soldOut": true})).unwrap().on(&database.pool).await.unwrap();
     let state = database.end_of(run).await;
-    let statuses = ["book", "charge", "ticket", "apologise"].map(|step| state.step_status(step).unwrap().to_owned());
+    let statuses =
+        ["book", "charge", "ticket", "apologise"].map(|step| state.step_status(step).unwrap().to_owned());
     assert_eq!(statuses, ["skipped", "skipped", "skipped", "completed"]);
     assert_eq!(state.status(), "completed");
     let run = Start::of::<Saga>(&json!({})).unwrap().on(&database.pool).await.unwrap();
@@ -291,12 +313,14 @@ impl Flow for Booking {
     type Queues = (OwnQueue,);
 
     fn steps(&self, flow: &mut Steps<Self>) {
-        flow.step("book").base_delay(Duration::ZERO).commit(|cents: i64, connection, context: Context<Self>| {
-            Box::pin(async move {
-                sqlx::query("INSERT INTO bookings VALUES ($1)").bind(cents).execute(connection).await?;
-                if context.attempt() == 1 { Err(Failure::new("after the write")) } else { Ok(cents) }
-            })
-        });
+        flow.step("book").base_delay(Duration::ZERO).commit(
+            |cents: i64, connection, context: Context<Self>| {
+                Box::pin(async move {
+                    sqlx::query("INSERT INTO bookings VALUES ($1)").bind(cents).execute(connection).await?;
+                    if context.attempt() == 1 { Err(Failure::new("after the write")) } else { Ok(cents) }
+                })
+            },
+        );
     }
 }
 
@@ -354,7 +378,8 @@ async fn runs_of_one_key_go_one_after_another() {
         Worker::on(&database.pool).serve(accounts.define().unwrap()).start().await.unwrap(),
         Worker::on(&database.pool).serve(accounts.define().unwrap()).start().await.unwrap(),
     ];
-    let inputs: Vec<Value> = (0..60).map(|number| json!({"account": format!("a{}", number % 3), "number": number})).collect();
+    let inputs: Vec<Value> =
+        (0..60).map(|number| json!({"account": format!("a{}", number % 3), "number": number})).collect();
     let runs = client::start_many(&database.pool, "accounts", &inputs).await.unwrap();
     for run in runs {
         assert_eq!(database.end_of(run).await.status(), "completed");
@@ -417,7 +442,8 @@ async fn a_stop_finishes_what_runs_and_hands_back_the_rest() {
     let gate = Gate::new();
     // Two slots, but four tasks in hand: two of them wait in their lanes.
     let settings = Settings { max_concurrent: 2, shutdown_seconds: 1, ..quick() };
-    let worker = Worker::on(&database.pool).serve(gate.define().unwrap()).settings(settings).start().await.unwrap();
+    let worker =
+        Worker::on(&database.pool).serve(gate.define().unwrap()).settings(settings).start().await.unwrap();
     let runs = client::start_many(&database.pool, "gate", &[1, 2, 3]).await.unwrap();
     gate.wait_for(2).await;
     gate.open.add_permits(1);
@@ -425,7 +451,12 @@ async fn a_stop_finishes_what_runs_and_hands_back_the_rest() {
     gate.wait_for(3).await;
     let stopped = worker.stop().await;
     assert_eq!((stopped.stats.completed, stopped.handed_back), (1, 2));
-    assert_eq!(database.count("SELECT count(*) FROM pgflow.step_tasks WHERE status = 'queued' AND attempts_count = 0").await, 2);
+    assert_eq!(
+        database
+            .count("SELECT count(*) FROM pgflow.step_tasks WHERE status = 'queued' AND attempts_count = 0")
+            .await,
+        2
+    );
 
     gate.open.add_permits(10);
     let other = Worker::on(&database.pool).serve(gate.define().unwrap()).start().await.unwrap();
@@ -440,11 +471,13 @@ async fn a_stop_finishes_what_runs_and_hands_back_the_rest() {
 async fn the_tasks_of_a_dead_worker_go_to_another() {
     let database = Database::start().await;
     let gate = Gate::new();
-    let dead = Worker::on(&database.pool).serve(gate.define().unwrap()).settings(quick()).start().await.unwrap();
+    let dead =
+        Worker::on(&database.pool).serve(gate.define().unwrap()).settings(quick()).start().await.unwrap();
     let run = Start::of::<Gate>(&1).unwrap().on(&database.pool).await.unwrap();
     gate.wait_for(1).await;
     drop(dead);
-    let heir = Worker::on(&database.pool).serve(gate.define().unwrap()).settings(quick()).start().await.unwrap();
+    let heir =
+        Worker::on(&database.pool).serve(gate.define().unwrap()).settings(quick()).start().await.unwrap();
     gate.wait_for(2).await;
     gate.open.add_permits(10);
     assert_eq!(database.end_of(run).await.status(), "completed");
@@ -464,7 +497,9 @@ async fn a_slow_task_stays_with_its_worker_as_long_as_that_lives() {
     let run = Start::of::<Gate>(&1).unwrap().on(&database.pool).await.unwrap();
     gate.wait_for(1).await;
     // Three times its visibility: without signs of life another worker would have it by then.
-    database.until("SELECT (now() > started_at + interval '3 seconds')::int::bigint FROM pgflow.step_tasks", 1).await;
+    database
+        .until("SELECT (now() > started_at + interval '3 seconds')::int::bigint FROM pgflow.step_tasks", 1)
+        .await;
     gate.open.add_permits(10);
     assert_eq!(database.end_of(run).await.status(), "completed");
     assert_eq!(gate.entered.load(SeqCst), 1, "it began once");
@@ -477,7 +512,8 @@ async fn a_slow_task_stays_with_its_worker_as_long_as_that_lives() {
 async fn a_cancelled_run_ends_its_handlers() {
     let database = Database::start().await;
     let gate = Gate::new();
-    let worker = Worker::on(&database.pool).serve(gate.define().unwrap()).settings(quick()).start().await.unwrap();
+    let worker =
+        Worker::on(&database.pool).serve(gate.define().unwrap()).settings(quick()).start().await.unwrap();
     let run = Start::of::<Gate>(&1).unwrap().on(&database.pool).await.unwrap();
     gate.wait_for(1).await;
     assert!(client::cancel(&database.pool, run, Some("not wanted any more")).await.unwrap());
@@ -499,16 +535,21 @@ async fn a_changed_shape_and_an_unknown_queue_are_refused_in_words() {
     assert_eq!(client::compare(&database.pool, &first).await.unwrap(), client::Verdict::Missing);
     client::compile(&database.pool, &first, false).await.unwrap();
     assert_eq!(client::compare(&database.pool, &first).await.unwrap(), client::Verdict::Same);
-    let patient = flow(r#"{"slug":"shape","timeout":99,"steps":[{"slug":"a"},{"slug":"b","dependsOn":["a"]}]}"#);
+    let patient =
+        flow(r#"{"slug":"shape","timeout":99,"steps":[{"slug":"a"},{"slug":"b","dependsOn":["a"]}]}"#);
     let verdict = client::compare(&database.pool, &patient).await.unwrap();
     assert!(matches!(verdict, client::Verdict::Compatible(_)), "{verdict:?}");
     let other = flow(r#"{"slug":"shape","steps":[{"slug":"a"},{"slug":"c","dependsOn":["a"]}]}"#);
-    let refused = Worker::on(&database.pool).serve_data(other, HashMap::new()).start().await.unwrap_err().to_string();
+    let refused =
+        Worker::on(&database.pool).serve_data(other, HashMap::new()).start().await.unwrap_err().to_string();
     assert!(refused.contains("\"shape\"") && refused.contains('c'), "{refused}");
     let lost = Settings { queue_name: Some("elsewhere".into()), ..Settings::default() };
     let refused = Worker::on(&database.pool).serve_data(first, HashMap::new()).settings(lost).start().await;
     let words = refused.unwrap_err().to_string();
-    assert!(words.contains("Queue \"elsewhere\" is not used by flow \"shape\". Available queues: shape"), "{words}");
+    assert!(
+        words.contains("Queue \"elsewhere\" is not used by flow \"shape\". Available queues: shape"),
+        "{words}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -520,7 +561,8 @@ async fn a_queue_that_was_dropped_by_hand_is_made_again_and_nothing_is_lost() {
     let troubles: Arc<Mutex<Vec<String>>> = Arc::default();
     let told = troubles.clone();
     let worker = Worker::on(&database.pool).serve(Sums.define().unwrap());
-    let worker = worker.on_trouble(move |what| told.lock().unwrap().push(what.to_owned())).start().await.unwrap();
+    let worker =
+        worker.on_trouble(move |what| told.lock().unwrap().push(what.to_owned())).start().await.unwrap();
     assert_eq!(database.end_of(run).await.output_of::<u64>("sum"), Some(30));
     assert!(troubles.lock().unwrap().iter().any(|what| what.contains("sums")), "{troubles:?}");
     worker.stop().await;
@@ -530,7 +572,9 @@ async fn a_queue_that_was_dropped_by_hand_is_made_again_and_nothing_is_lost() {
 async fn outputs_over_the_limit_and_wrong_inputs_fail_their_task_only() {
     let database = Database::start().await;
     sqlx::query("UPDATE pgflow.limits SET max_payload_bytes = 2000").execute(&database.pool).await.unwrap();
-    let definition = Definition::from_json(r#"{"slug":"sizes","steps":[{"slug":"grow","maxAttempts":2,"baseDelay":0}]}"#).unwrap();
+    let definition =
+        Definition::from_json(r#"{"slug":"sizes","steps":[{"slug":"grow","maxAttempts":2,"baseDelay":0}]}"#)
+            .unwrap();
     let grow = Action::plain(|task| async move {
         let size: usize = task.flow_input.as_ref().unwrap().get().parse()?;
         Ok(serde_json::value::to_raw_value(&"x".repeat(size))?)
@@ -542,7 +586,11 @@ async fn outputs_over_the_limit_and_wrong_inputs_fail_their_task_only() {
     let small = Start::named("sizes", json!(10)).on(&database.pool).await.unwrap();
     assert_eq!(database.end_of(small).await.status(), "completed");
     let state = database.end_of(big).await;
-    assert!(state.status() == "failed" && state.json().to_string().contains("over the limit"), "{:#}", state.json());
+    assert!(
+        state.status() == "failed" && state.json().to_string().contains("over the limit"),
+        "{:#}",
+        state.json()
+    );
     assert_eq!(database.end_of(wrong).await.status(), "failed");
     let refused = Start::named("sizes", json!("y".repeat(3_000))).on(&database.pool).await;
     assert!(matches!(refused, Err(FlowError::TooLarge(_))), "{refused:?}");
