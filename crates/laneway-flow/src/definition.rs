@@ -455,7 +455,7 @@ mod tests {
         }
         assert!(problems(r#"{"slug":"Upper","steps":[{"slug":"a"}]}"#).contains("queue \"Upper\""));
         assert!(problems(r#"{"slug":"f","steps":[]}"#).contains("no step"));
-        assert!(problems(r#"{"slug":"f","step":[]}"#).contains("unknown field"));
+        assert!(problems(r#"{"slug":"f","steps":[{"slug":"a","queu":"x"}]}"#).contains("queu"));
     }
 
     #[test]

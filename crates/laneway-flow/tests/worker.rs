@@ -395,7 +395,7 @@ async fn runs_of_one_key_go_one_after_another() {
 }
 
 /// Waits for a signal in its handler.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 struct Gate {
     entered: Arc<AtomicUsize>,
     came: Arc<Notify>,
@@ -404,7 +404,7 @@ struct Gate {
 
 impl Gate {
     fn new() -> Self {
-        Self { open: Arc::new(tokio::sync::Semaphore::new(0)), ..Self::default() }
+        Self { entered: Arc::default(), came: Arc::default(), open: Arc::new(tokio::sync::Semaphore::new(0)) }
     }
 
     async fn wait_for(&self, entered: usize) {

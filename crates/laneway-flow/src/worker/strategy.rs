@@ -126,13 +126,19 @@ impl Strategy for Weighted {
         for (credit, queue) in self.credit.iter_mut().zip(queues) {
             *credit += free as f64 * f64::from(queue.weight.max(1)) / total;
         }
+        let whole: Vec<usize> = self.credit.iter().map(|credit| credit.max(0.0).floor() as usize).collect();
+        self.credit.iter_mut().zip(&whole).for_each(|(credit, whole)| *credit -= *whole as f64);
         let mut order: Vec<usize> = (0..queues.len()).collect();
         order.sort_by(|&one, &other| self.credit[other].total_cmp(&self.credit[one]));
+        let mut over = free.saturating_sub(whole.iter().sum());
         let mut plan = Vec::with_capacity(2 * queues.len());
         for &queue in &order {
-            let most = (self.credit[queue].floor() as usize).min(queues[queue].room);
-            // What a queue could not use is not saved up: it would then take everything at once.
-            self.credit[queue] = (self.credit[queue] - self.credit[queue].floor()).min(1.0);
+            // Places that are left after the whole ones go to those that are owed the largest part of one.
+            let extra = usize::from(over > 0);
+            over -= extra;
+            // What a queue is owed or owes is bounded: one that was empty for long must not take everything at once.
+            self.credit[queue] = (self.credit[queue] - extra as f64).clamp(-1.0, 1.0);
+            let most = (whole[queue] + extra).min(queues[queue].room);
             if most > 0 {
                 plan.push(Share { queue, most });
             }
