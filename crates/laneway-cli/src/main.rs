@@ -15,6 +15,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::commands::{bench, config, dead_letters, demo, groups, lanes, pools, seed, send, serve, top};
+#[cfg(feature = "flow")]
+use crate::commands::flow;
 use crate::exit::{Exit, Failure};
 
 /// What `laneway --help` begins with.
@@ -79,6 +81,9 @@ enum Verb {
     DeadLetters(dead_letters::Options),
     /// A live view: pools, rates, deepest groups, sources, warnings
     Top(top::Options),
+    /// Durable multi-step work on Postgres: flows, their runs, and workers for them
+    #[cfg(feature = "flow")]
+    Flow(Box<flow::Options>),
     /// Check a configuration, or show the effective one
     Config(config::Options),
     /// Watch the engine's lanes at work in this process: a slow key beside fast ones, within seconds
@@ -111,6 +116,8 @@ fn run(verb: Verb) -> Result<(), Failure> {
         Verb::Pools(options) => pools::run(&options),
         Verb::DeadLetters(options) => dead_letters::run(&options),
         Verb::Top(options) => top::run(&options),
+        #[cfg(feature = "flow")]
+        Verb::Flow(options) => flow::run(&options),
         Verb::Config(options) => config::run(&options),
         Verb::Demo(options) => demo::run(&options),
         Verb::Bench(options) => bench::run(&options),

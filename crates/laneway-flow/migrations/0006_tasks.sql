@@ -139,8 +139,9 @@ BEGIN
 END
 $$;
 
--- Reads up to so many messages from each of these queues and starts their tasks, in one call that never waits. With flows named, messages
--- of other flows in a shared queue are left to others. Rows come in the order of the queues, then of visibility.
+-- Reads up to so many messages from each of these queues and starts their tasks, in one call that never waits, and not more than p_total
+-- in all; a queue may be named twice, to have a second turn at what the others left. With flows named, messages of other flows in a shared
+-- queue are left to others. Rows come in the order of the queues, then of visibility.
 --
 -- What else may be in a queue: a message whose task is started (its worker is slow, or gone: others decide that), which is put off
 -- for a while; a message of ours without a task that could be started, which is put away; a message that is not ours, which is put off.
@@ -149,7 +150,8 @@ CREATE FUNCTION pgflow.read_and_start(
     p_limits integer[],
     p_worker_id uuid,
     p_flow_slugs text[] DEFAULT NULL,
-    p_visibility integer[] DEFAULT NULL
+    p_visibility integer[] DEFAULT NULL,
+    p_total integer DEFAULT NULL
 ) RETURNS TABLE (queue text, msg_id bigint, flow_slug text, run_id uuid, step_slug text, task_index integer, input jsonb, flow_input jsonb,
     attempts_count integer, max_attempts integer, timeout integer, step_type text, key text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -172,6 +174,7 @@ BEGIN
     END IF;
     FOR v_place IN 1 .. coalesce(cardinality(p_queues), 0) LOOP
         CONTINUE WHEN p_limits[v_place] <= 0;
+        EXIT WHEN cardinality(v_all_runs) >= p_total;
         v_queue := pgflow._queue_name(p_queues[v_place]);
         PERFORM pgflow._require_queue(v_queue);
         EXECUTE format($q$
@@ -203,7 +206,7 @@ BEGIN
                 (SELECT array_agg(o.msg_id) FROM matched o WHERE o.ours AND coalesce(o.status, 'failed') IN ('completed', 'failed'))
             FROM started s JOIN picked m ON m.msg_id = s.message_id$q$, 'q_' || v_queue)
             INTO v_runs, v_steps, v_indexes, v_orphans
-            USING p_limits[v_place], v_queue, p_worker_id, p_flow_slugs, p_visibility[v_place];
+            USING least(p_limits[v_place], p_total - cardinality(v_all_runs)), v_queue, p_worker_id, p_flow_slugs, p_visibility[v_place];
         v_all_runs := v_all_runs || coalesce(v_runs, '{}');
         v_all_steps := v_all_steps || coalesce(v_steps, '{}');
         v_all_indexes := v_all_indexes || coalesce(v_indexes, '{}');
@@ -246,7 +249,10 @@ $$;
 --   ignored         it was not this caller's to complete any more: completed, failed, or requeued before, or its run has ended
 --   too_large       its output is over the limit; nothing was done, so fail it
 --   type_violation  a map waits for it, and its output is no array: it and its run have failed
-CREATE FUNCTION pgflow.complete_tasks(p_run_ids uuid[], p_step_slugs text[], p_task_indexes integer[], p_outputs jsonb[])
+--
+-- With p_attempts, each row is of one attempt: one that has lost its task to a later attempt is ignored.
+CREATE FUNCTION pgflow.complete_tasks(p_run_ids uuid[], p_step_slugs text[], p_task_indexes integer[], p_outputs jsonb[],
+    p_attempts integer[] DEFAULT NULL)
 RETURNS TABLE (run_id uuid, step_slug text, task_index integer, outcome text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path TO pg_catalog, pg_temp SET plan_cache_mode TO force_generic_plan SET enable_seqscan TO off SET jit TO off
@@ -263,7 +269,7 @@ DECLARE
     v_bad record;
 BEGIN
     PERFORM pgflow._require_equal_lengths('complete_tasks', cardinality(p_run_ids), cardinality(p_step_slugs),
-        cardinality(p_task_indexes), cardinality(p_outputs));
+        cardinality(p_task_indexes), cardinality(p_outputs), coalesce(cardinality(p_attempts), cardinality(p_run_ids)));
     -- From here on nobody else decides about these runs.
     v_runs := ARRAY(SELECT r.run_id FROM pgflow.runs r WHERE r.run_id = ANY (p_run_ids) ORDER BY r.run_id FOR UPDATE);
 
@@ -279,11 +285,13 @@ BEGIN
             p.step_type = 'single' AND EXISTS (
                 SELECT FROM pgflow.deps d JOIN pgflow.steps c ON c.flow_slug = d.flow_slug AND c.step_slug = d.step_slug
                 WHERE d.flow_slug = t.flow_slug AND d.dep_slug = t.step_slug AND c.step_type = 'map') AS feeds_map
-        FROM unnest(p_run_ids, p_step_slugs, p_task_indexes, p_outputs) WITH ORDINALITY u(run_id, step_slug, task_index, output, place)
+        FROM unnest(p_run_ids, p_step_slugs, p_task_indexes, p_outputs, p_attempts)
+            WITH ORDINALITY u(run_id, step_slug, task_index, output, attempt, place)
         LEFT JOIN (pgflow.step_tasks t
             JOIN pgflow.steps p ON p.flow_slug = t.flow_slug AND p.step_slug = t.step_slug
             JOIN pgflow.runs r ON r.run_id = t.run_id AND r.status = 'started')
-          ON t.run_id = u.run_id AND t.step_slug = u.step_slug AND t.task_index = u.task_index AND t.status = 'started') x;
+          ON t.run_id = u.run_id AND t.step_slug = u.step_slug AND t.task_index = u.task_index AND t.status = 'started'
+         AND (u.attempt IS NULL OR u.attempt = t.attempts_count)) x;
 
     PERFORM pgflow._archive(x.queue, x.ids) FROM (
         SELECT t.queue, array_agg(t.message_id) AS ids
@@ -431,7 +439,8 @@ CREATE FUNCTION pgflow.fail_tasks(
     p_step_slugs text[],
     p_task_indexes integer[],
     p_errors text[],
-    p_permanent boolean[] DEFAULT NULL
+    p_permanent boolean[] DEFAULT NULL,
+    p_attempts integer[] DEFAULT NULL
 ) RETURNS TABLE (run_id uuid, step_slug text, task_index integer, outcome text, retry_in integer)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path TO pg_catalog, pg_temp SET plan_cache_mode TO force_generic_plan SET enable_seqscan TO off SET jit TO off
@@ -445,7 +454,7 @@ DECLARE
     v_place integer;
 BEGIN
     PERFORM pgflow._require_equal_lengths('fail_tasks', cardinality(p_run_ids), cardinality(p_step_slugs), cardinality(p_task_indexes),
-        cardinality(p_errors), coalesce(cardinality(p_permanent), cardinality(p_run_ids)));
+        cardinality(p_errors), coalesce(cardinality(p_permanent), cardinality(p_run_ids)), coalesce(cardinality(p_attempts), cardinality(p_run_ids)));
     v_runs := ARRAY(SELECT r.run_id FROM pgflow.runs r WHERE r.run_id = ANY (p_run_ids) ORDER BY r.run_id FOR UPDATE);
 
     -- By hand is for good: there is nobody who would try again.
@@ -459,12 +468,14 @@ BEGIN
             coalesce(p.opt_max_attempts, f.opt_max_attempts) AS max_attempts,
             pgflow.calculate_retry_delay(coalesce(p.opt_base_delay, f.opt_base_delay), t.attempts_count) AS delay,
             row_number() OVER (PARTITION BY u.run_id, u.step_slug, u.task_index ORDER BY u.place) AS again
-        FROM unnest(p_run_ids, p_step_slugs, p_task_indexes, p_permanent) WITH ORDINALITY u(run_id, step_slug, task_index, permanent, place)
+        FROM unnest(p_run_ids, p_step_slugs, p_task_indexes, p_permanent, p_attempts)
+            WITH ORDINALITY u(run_id, step_slug, task_index, permanent, attempt, place)
         LEFT JOIN (pgflow.step_tasks t
             JOIN pgflow.steps p ON p.flow_slug = t.flow_slug AND p.step_slug = t.step_slug
             JOIN pgflow.flows f ON f.flow_slug = t.flow_slug
             JOIN pgflow.runs r ON r.run_id = t.run_id AND r.status = 'started')
-          ON t.run_id = u.run_id AND t.step_slug = u.step_slug AND t.task_index = u.task_index AND t.status = 'started') x;
+          ON t.run_id = u.run_id AND t.step_slug = u.step_slug AND t.task_index = u.task_index AND t.status = 'started'
+         AND (u.attempt IS NULL OR u.attempt = t.attempts_count)) x;
 
     PERFORM pgflow._requeue(u.queue, array_agg(u.run_id), array_agg(u.step_slug), array_agg(u.task_index), array_agg(u.delay),
         array_agg(left(u.error, 10000)), false)
@@ -504,7 +515,7 @@ END
 $$;
 
 -- Hands back tasks that were started and not worked on: the attempt does not count. Returns how many there were.
-CREATE FUNCTION pgflow.release_tasks(p_run_ids uuid[], p_step_slugs text[], p_task_indexes integer[]) RETURNS integer
+CREATE FUNCTION pgflow.release_tasks(p_run_ids uuid[], p_step_slugs text[], p_task_indexes integer[], p_attempts integer[] DEFAULT NULL) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path TO pg_catalog, pg_temp SET plan_cache_mode TO force_generic_plan SET enable_seqscan TO off SET jit TO off
 AS $$
@@ -512,13 +523,14 @@ DECLARE
     v_group record;
     v_count integer := 0;
 BEGIN
-    PERFORM pgflow._require_equal_lengths('release_tasks', cardinality(p_run_ids), cardinality(p_step_slugs), cardinality(p_task_indexes));
+    PERFORM pgflow._require_equal_lengths('release_tasks', cardinality(p_run_ids), cardinality(p_step_slugs), cardinality(p_task_indexes),
+        coalesce(cardinality(p_attempts), cardinality(p_run_ids)));
     PERFORM 1 FROM pgflow.runs r WHERE r.run_id = ANY (p_run_ids) ORDER BY r.run_id FOR UPDATE;
     FOR v_group IN
         SELECT t.queue, array_agg(t.run_id) AS runs, array_agg(t.step_slug) AS steps, array_agg(t.task_index) AS indexes
-        FROM (SELECT DISTINCT * FROM unnest(p_run_ids, p_step_slugs, p_task_indexes) x(run_id, step_slug, task_index)) u
+        FROM (SELECT DISTINCT * FROM unnest(p_run_ids, p_step_slugs, p_task_indexes, p_attempts) x(run_id, step_slug, task_index, attempt)) u
         JOIN pgflow.step_tasks t ON t.run_id = u.run_id AND t.step_slug = u.step_slug AND t.task_index = u.task_index
-        WHERE t.status = 'started' AND t.queue IS NOT NULL GROUP BY t.queue ORDER BY t.queue
+        WHERE t.status = 'started' AND (u.attempt IS NULL OR u.attempt = t.attempts_count) AND t.queue IS NOT NULL GROUP BY t.queue ORDER BY t.queue
     LOOP
         PERFORM pgflow._requeue(v_group.queue, v_group.runs, v_group.steps, v_group.indexes,
             array_fill(0, ARRAY[cardinality(v_group.runs)]), array_fill(NULL::text, ARRAY[cardinality(v_group.runs)]), true);
@@ -530,7 +542,8 @@ $$;
 
 -- More time for tasks that are slow: hidden, and not taken for stalled, for so many seconds from now. Returns those that are still started;
 -- a task that is not among them is nobody's business any more.
-CREATE FUNCTION pgflow.extend_tasks(p_run_ids uuid[], p_step_slugs text[], p_task_indexes integer[], p_seconds integer)
+CREATE FUNCTION pgflow.extend_tasks(p_run_ids uuid[], p_step_slugs text[], p_task_indexes integer[], p_seconds integer,
+    p_attempts integer[] DEFAULT NULL)
 RETURNS TABLE (run_id uuid, step_slug text, task_index integer)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path TO pg_catalog, pg_temp SET plan_cache_mode TO force_generic_plan SET enable_seqscan TO off SET jit TO off
@@ -539,16 +552,17 @@ AS $$
 DECLARE
     v_group record;
 BEGIN
-    PERFORM pgflow._require_equal_lengths('extend_tasks', cardinality(p_run_ids), cardinality(p_step_slugs), cardinality(p_task_indexes));
+    PERFORM pgflow._require_equal_lengths('extend_tasks', cardinality(p_run_ids), cardinality(p_step_slugs), cardinality(p_task_indexes),
+        coalesce(cardinality(p_attempts), cardinality(p_run_ids)));
     IF p_seconds IS NULL OR p_seconds NOT BETWEEN 1 AND 86400 THEN
         RAISE EXCEPTION 'extend_tasks takes 1 to 86400 seconds' USING ERRCODE = 'PF001';
     END IF;
     -- Messages that a starter has at this moment are left out: it looks, sees that the task is started, and lets go.
     FOR v_group IN
         SELECT t.queue, array_agg(t.message_id) AS ids
-        FROM unnest(p_run_ids, p_step_slugs, p_task_indexes) u(run_id, step_slug, task_index)
+        FROM unnest(p_run_ids, p_step_slugs, p_task_indexes, p_attempts) u(run_id, step_slug, task_index, attempt)
         JOIN pgflow.step_tasks t ON t.run_id = u.run_id AND t.step_slug = u.step_slug AND t.task_index = u.task_index
-        WHERE t.status = 'started' AND t.message_id IS NOT NULL GROUP BY t.queue ORDER BY t.queue
+        WHERE t.status = 'started' AND (u.attempt IS NULL OR u.attempt = t.attempts_count) AND t.message_id IS NOT NULL GROUP BY t.queue ORDER BY t.queue
     LOOP
         IF pgflow._queue_exists(v_group.queue) THEN
             EXECUTE format($q$
@@ -562,9 +576,9 @@ BEGIN
     END LOOP;
     RETURN QUERY
     SELECT t.run_id, t.step_slug, t.task_index
-    FROM unnest(p_run_ids, p_step_slugs, p_task_indexes) u(run_id, step_slug, task_index)
+    FROM unnest(p_run_ids, p_step_slugs, p_task_indexes, p_attempts) u(run_id, step_slug, task_index, attempt)
     JOIN pgflow.step_tasks t ON t.run_id = u.run_id AND t.step_slug = u.step_slug AND t.task_index = u.task_index
-    WHERE t.status = 'started';
+    WHERE t.status = 'started' AND (u.attempt IS NULL OR u.attempt = t.attempts_count);
 END
 $$;
 

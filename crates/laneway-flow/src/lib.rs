@@ -10,8 +10,30 @@
 //!
 //! # The rooms, in reading order
 //!
-//! [`migrate`]: the schema, carried and applied.
+//! [`name`] and [`queue`] (what things are called) → [`flow`] and [`step`] (the DSL) → [`definition`] (a flow as data) → [`handler`] (what a step
+//! does) → [`client`] (starting runs, waiting for them), [`look`] (all of it as JSON) → [`worker`] (doing them). Below them [`migrate`] (the schema, carried and applied),
+//! `store` (the calls of a worker), [`error`], and [`local`] (a Postgres to try it on).
 
+pub mod client;
+pub mod definition;
+pub mod error;
+pub mod flow;
+pub mod handler;
+pub mod local;
+pub mod look;
 pub mod migrate;
+pub mod name;
+pub mod queue;
+pub mod step;
+mod store;
+pub mod worker;
 
+pub use client::{RunState, Start, Verdict};
+pub use definition::{DefineError, Definition, Options, Route, StepDefinition, StepType, When};
+pub use error::FlowError;
+pub use flow::{Defined, Flow, Steps};
+pub use handler::{Action, Answer, Context, Failure, Task};
 pub use migrate::{MigrateError, Migrated, migrate, schema_version};
+pub use queue::{OwnQueue, Queue, Queues};
+pub use step::{Fail, Skip, SkipCascade, Step, StepBuilder};
+pub use worker::{QueueSettings, Served, Settings, Stopped, Worker, WorkerBuilder, WorkerStats};

@@ -13,5 +13,8 @@ pub(crate) mod top;
 pub(crate) mod dead_letters;
 pub(crate) mod pools;
 
+#[cfg(feature = "flow")]
+pub(crate) mod flow;
+
 pub(crate) mod bench;
 pub(crate) mod config;
