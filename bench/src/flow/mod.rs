@@ -123,7 +123,10 @@ pub fn run(args: &FlowArgs) -> Result<()> {
         return Ok(());
     }
     ensure!(args.rounds > 0, "--rounds must be at least 1");
-    ensure!(args.tasks > 0 && args.batch.iter().chain(&args.workers).all(|number| *number > 0), "nothing may be 0");
+    ensure!(
+        args.tasks > 0 && args.batch.iter().chain(&args.workers).all(|number| *number > 0),
+        "nothing may be 0"
+    );
     let server = match &args.database {
         Some(_) => None,
         None => Some(LocalPostgres::temporary()?),
@@ -148,11 +151,19 @@ impl FlowArgs {
     fn runs(&self, url: &str) -> Result<Vec<Spec>> {
         for name in &self.workload {
             let known = WORKLOADS.map(|(name, ..)| name);
-            ensure!(known.contains(&name.as_str()), "unknown workload {name:?}: expected one of {}", known.join(", "));
+            ensure!(
+                known.contains(&name.as_str()),
+                "unknown workload {name:?}: expected one of {}",
+                known.join(", ")
+            );
         }
         let mut runs = Vec::new();
         for (workload, _, contenders) in WORKLOADS {
-            let chosen = if self.workload.is_empty() { workload != "piled" } else { self.workload.iter().any(|it| it == workload) };
+            let chosen = if self.workload.is_empty() {
+                workload != "piled"
+            } else {
+                self.workload.iter().any(|it| it == workload)
+            };
             if !chosen {
                 continue;
             }
@@ -188,7 +199,10 @@ impl FlowArgs {
             "memory" => [1, 100].map(|queues| (100, 1, queues)).to_vec(),
             "wide" | "piled" => self.workers.iter().map(|workers| (100, *workers, 1)).collect(),
             _ => {
-                let pairs = self.workers.iter().flat_map(|workers| self.batch.iter().map(move |batch| (*batch, *workers, 1)));
+                let pairs = self
+                    .workers
+                    .iter()
+                    .flat_map(|workers| self.batch.iter().map(move |batch| (*batch, *workers, 1)));
                 pairs.collect()
             }
         }
@@ -197,7 +211,8 @@ impl FlowArgs {
 
 fn measure(args: &FlowArgs, runs: &[Spec]) -> Report {
     let mut report = Report { bench: "flow", ..Report::default() };
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} {msg}").expect("a valid template");
+    let style =
+        ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} {msg}").expect("a valid template");
     let progress = ProgressBar::new(runs.len() as u64 * u64::from(args.rounds)).with_style(style);
     let mut number = 0;
     for round in 1..=args.rounds {
@@ -209,7 +224,11 @@ fn measure(args: &FlowArgs, runs: &[Spec]) -> Report {
             match child::start(CHILD, &spec) {
                 Ok(outcome) => report.add(&spec.name(), &spec.contender, round, outcome),
                 Err(error) => {
-                    report.failures.push(format!("{} {} round {round}: {error:#}", spec.name(), spec.contender));
+                    report.failures.push(format!(
+                        "{} {} round {round}: {error:#}",
+                        spec.name(),
+                        spec.contender
+                    ));
                 }
             }
             if let Some(cores) = neighbours.cores_used() {
@@ -239,7 +258,8 @@ fn print_table(report: &Report) {
         }
         seen.push(row);
         let Some(value) = median(report, row.0, row.1, row.2) else { continue };
-        let loops = median(report, row.0, "one-at-a-time", row.2).filter(|_| row.1 == "laneway" && row.2 == run::RATE);
+        let loops = median(report, row.0, "one-at-a-time", row.2)
+            .filter(|_| row.1 == "laneway" && row.2 == run::RATE);
         let ratio = loops.map(|loops| format!("{:.1}x", value / loops)).unwrap_or_default();
         table.add_row([row.0.clone(), row.1.clone(), row.2.clone(), figure(value), ratio]);
     }
@@ -260,7 +280,11 @@ fn print_targets(report: &Report) {
     let mut lines = Vec::new();
     for (workload, workers, figures) in ORIGINAL {
         if let Some(rate) = rate(&format!("{workload} batch 100 x{workers}")) {
-            lines.push((format!("{workload} x{workers} at batch 100 against the original's {}", figures[2]), rate / figures[2], 5.0));
+            lines.push((
+                format!("{workload} x{workers} at batch 100 against the original's {}", figures[2]),
+                rate / figures[2],
+                5.0,
+            ));
         }
     }
     if let Some((one, five)) = rate("queues 1").zip(rate("queues 5")) {
@@ -268,15 +292,25 @@ fn print_targets(report: &Report) {
     }
     if let Some((five, hundred)) = rate("queues 5").zip(rate("queues 100")) {
         // Linear in the queues would be a twentieth.
-        lines.push(("a hundred queues against a twentieth of five's rate".to_owned(), hundred / (five / 20.0), 1.0));
+        lines.push((
+            "a hundred queues against a twentieth of five's rate".to_owned(),
+            hundred / (five / 20.0),
+            1.0,
+        ));
     }
     let memory = |queues: usize| median(report, &format!("memory {queues}"), "laneway", run::MEMORY);
     if let Some((one, hundred)) = memory(1).zip(memory(100)) {
         lines.push(("a worker's memory with one queue against a hundred".to_owned(), one / hundred, 0.9));
     }
     for workers in [1, 2] {
-        if let Some((fresh, piled)) = rate(&format!("one-step batch 100 x{workers}")).zip(rate(&format!("piled batch 100 x{workers}"))) {
-            lines.push((format!("with finished tasks piled up against fresh tables, x{workers}"), piled / fresh, 0.9));
+        if let Some((fresh, piled)) =
+            rate(&format!("one-step batch 100 x{workers}")).zip(rate(&format!("piled batch 100 x{workers}")))
+        {
+            lines.push((
+                format!("with finished tasks piled up against fresh tables, x{workers}"),
+                piled / fresh,
+                0.9,
+            ));
         }
     }
     for (what, value, floor) in lines {

@@ -46,7 +46,8 @@ pub(super) fn run(spec: &Spec) -> Result<Outcome> {
         let written = wal(&pool).await? - before;
         let violations = plan.violations(&pool).await?;
         let tasks = plan.tasks as f64;
-        let mut metrics = vec![(RATE.to_owned(), tasks / seconds), ("wal_bytes_per_task".to_owned(), written / tasks)];
+        let mut metrics =
+            vec![(RATE.to_owned(), tasks / seconds), ("wal_bytes_per_task".to_owned(), written / tasks)];
         if let Some(bytes) = resident_bytes().filter(|_| spec.workload == "memory") {
             metrics.push((MEMORY.to_owned(), bytes as f64));
         }
@@ -75,7 +76,9 @@ struct Plan {
 impl Plan {
     async fn make(spec: &Spec, pool: &PgPool) -> Result<Self> {
         let steps = match spec.workload.as_str() {
-            "chain" => json!([{"slug": "a"}, {"slug": "b", "dependsOn": ["a"]}, {"slug": "c", "dependsOn": ["b"]}]),
+            "chain" => {
+                json!([{"slug": "a"}, {"slug": "b", "dependsOn": ["a"]}, {"slug": "c", "dependsOn": ["b"]}])
+            }
             "map" | "wide" => json!([{"slug": "a", "stepType": "map"}]),
             _ => json!([{"slug": "a"}]),
         };
@@ -86,7 +89,11 @@ impl Plan {
             _ => 1,
         };
         let run_count = (spec.tasks / width).max(1);
-        let input = if spec.workload == "map" || spec.workload == "wide" { json!((0..width).collect::<Vec<_>>()) } else { json!({"n": 1}) };
+        let input = if spec.workload == "map" || spec.workload == "wide" {
+            json!((0..width).collect::<Vec<_>>())
+        } else {
+            json!({"n": 1})
+        };
         let (mut flows, mut runs) = (Vec::new(), Vec::new());
         // A flow for each queue, so that each has a queue of its own.
         for queue in 0..spec.queues {
@@ -129,12 +136,14 @@ async fn product(spec: &Spec, plan: &Plan) -> Result<f64> {
     let mut workers = Vec::new();
     let began = Instant::now();
     for _ in 0..spec.workers {
-        let settings = Settings { batch_size: spec.batch, max_concurrent: spec.batch.max(10), ..Settings::default() };
+        let settings =
+            Settings { batch_size: spec.batch, max_concurrent: spec.batch.max(10), ..Settings::default() };
         let pool = connect(&spec.url).await?;
         let mut worker = Worker::on(&pool).settings(settings).verify_only();
         for flow in &plan.flows {
             let nothing = Action::plain(|task| async move { Ok(task.input.clone()) });
-            let actions: HashMap<String, Action> = flow.steps.iter().map(|step| (step.slug.clone(), nothing.clone())).collect();
+            let actions: HashMap<String, Action> =
+                flow.steps.iter().map(|step| (step.slug.clone(), nothing.clone())).collect();
             worker = worker.serve_data(flow.clone(), actions);
         }
         workers.push(worker.start().await?);
@@ -168,22 +177,37 @@ async fn one_at_a_time(spec: &Spec, plan: &Plan) -> Result<f64> {
     Ok(began.elapsed().as_secs_f64())
 }
 
-async fn original(pool: &PgPool, queue: &str, batch: usize, left: &std::sync::atomic::AtomicUsize) -> Result<()> {
+async fn original(
+    pool: &PgPool,
+    queue: &str,
+    batch: usize,
+    left: &std::sync::atomic::AtomicUsize,
+) -> Result<()> {
     use std::sync::atomic::Ordering::SeqCst;
     let mut connection = pool.acquire().await?;
     let worker = Uuid::new_v4();
-    sqlx::query("SELECT pgflow.start_worker($1, 'bench', $2)").bind(worker).bind([queue].as_slice()).execute(&mut *connection).await?;
+    sqlx::query("SELECT pgflow.start_worker($1, 'bench', $2)")
+        .bind(worker)
+        .bind([queue].as_slice())
+        .execute(&mut *connection)
+        .await?;
     while left.load(SeqCst) > 0 {
-        let read = sqlx::query("SELECT msg_id FROM pgflow.read_with_poll($1, 30, $2, 1, 10)").bind(queue).bind(batch as i32);
+        let read = sqlx::query("SELECT msg_id FROM pgflow.read_with_poll($1, 30, $2, 1, 10)")
+            .bind(queue)
+            .bind(batch as i32);
         let ids: Vec<i64> = read.fetch_all(&mut *connection).await?.iter().map(|row| row.get(0)).collect();
         if ids.is_empty() {
             continue;
         }
-        let start = sqlx::query("SELECT run_id, step_slug, task_index, input FROM pgflow.start_tasks($1, $2, $3)");
+        let start =
+            sqlx::query("SELECT run_id, step_slug, task_index, input FROM pgflow.start_tasks($1, $2, $3)");
         let tasks = start.bind(queue).bind(&ids).bind(worker).fetch_all(&mut *connection).await?;
         for task in tasks {
             let complete = sqlx::query("SELECT 1 FROM pgflow.complete_task($1, $2, $3, $4)");
-            let complete = complete.bind(task.get::<Uuid, _>(0)).bind(task.get::<String, _>(1)).bind(task.get::<i32, _>(2));
+            let complete = complete
+                .bind(task.get::<Uuid, _>(0))
+                .bind(task.get::<String, _>(1))
+                .bind(task.get::<i32, _>(2));
             complete.bind(task.get::<Value, _>(3)).execute(&mut *connection).await?;
             left.fetch_sub(1, SeqCst);
         }
@@ -193,7 +217,10 @@ async fn original(pool: &PgPool, queue: &str, batch: usize, left: &std::sync::at
 
 /// Finished runs of one step and one task each, as many as there should be in all.
 async fn pile_up(pool: &PgPool, wanted: u64) -> Result<()> {
-    let there: i64 = sqlx::query_scalar("SELECT count(*) FROM pgflow.step_tasks WHERE flow_slug = 'bench_pile'").fetch_one(pool).await?;
+    let there: i64 =
+        sqlx::query_scalar("SELECT count(*) FROM pgflow.step_tasks WHERE flow_slug = 'bench_pile'")
+            .fetch_one(pool)
+            .await?;
     let missing = wanted.saturating_sub(there as u64);
     if missing == 0 {
         return Ok(());

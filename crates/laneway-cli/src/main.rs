@@ -14,9 +14,9 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{bench, config, dead_letters, demo, groups, lanes, pools, seed, send, serve, top};
 #[cfg(feature = "flow")]
 use crate::commands::flow;
+use crate::commands::{bench, config, dead_letters, demo, groups, lanes, pools, seed, send, serve, top};
 use crate::exit::{Exit, Failure};
 
 /// What `laneway --help` begins with.

@@ -452,13 +452,15 @@ BEGIN
     -- Two programs that start at once compare one after the other.
     PERFORM pg_advisory_xact_lock(hashtextextended('pgflow.compile:' || flow_slug, 0));
     v_found := pgflow.compare_flow_shape(flow_slug, v_shape);
+    IF v_found ->> 'verdict' IN ('same', 'compatible') THEN
+        -- A queue that was dropped by hand comes back with the messages of its tasks, before anything makes it again without them.
+        PERFORM pgflow.repair_queues(ARRAY(SELECT pgflow.flow_queues(flow_slug)));
+    END IF;
     CASE
         WHEN v_found ->> 'verdict' = 'missing' THEN
             PERFORM pgflow._create_flow_from_shape(flow_slug, v_shape);
             v_status := 'compiled';
         WHEN v_found ->> 'verdict' = 'same' THEN
-            -- A queue may have been dropped by hand since.
-            PERFORM pgflow._create_flow_from_shape(flow_slug, v_shape);
             v_status := 'verified';
         WHEN v_found ->> 'verdict' = 'compatible' THEN
             PERFORM pgflow._update_flow_from_shape(flow_slug, v_shape);

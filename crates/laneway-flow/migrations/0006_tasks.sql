@@ -540,6 +540,28 @@ BEGIN
 END
 $$;
 
+-- Hands back what a worker has started and does not know of: the answer of a read was lost with its connection. Names what it has in hand;
+-- it must not be reading meanwhile. Returns how many there were.
+CREATE FUNCTION pgflow.release_unknown_tasks(p_worker_id uuid, p_run_ids uuid[], p_step_slugs text[], p_task_indexes integer[]) RETURNS integer
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path TO pg_catalog, pg_temp SET plan_cache_mode TO force_generic_plan SET enable_seqscan TO off SET jit TO off
+AS $$
+DECLARE
+    v_unknown record;
+BEGIN
+    PERFORM pgflow._require_equal_lengths('release_unknown_tasks', cardinality(p_run_ids), cardinality(p_step_slugs), cardinality(p_task_indexes));
+    SELECT array_agg(t.run_id) AS runs, array_agg(t.step_slug) AS steps, array_agg(t.task_index) AS indexes, array_agg(t.attempts_count) AS attempts
+    INTO v_unknown FROM pgflow.step_tasks t
+    WHERE t.last_worker_id = p_worker_id AND t.status = 'started' AND t.queue IS NOT NULL AND NOT EXISTS (
+        SELECT FROM unnest(p_run_ids, p_step_slugs, p_task_indexes) u(run_id, step_slug, task_index)
+        WHERE u.run_id = t.run_id AND u.step_slug = t.step_slug AND u.task_index = t.task_index);
+    IF v_unknown.runs IS NULL THEN
+        RETURN 0;
+    END IF;
+    RETURN pgflow.release_tasks(v_unknown.runs, v_unknown.steps, v_unknown.indexes, v_unknown.attempts);
+END
+$$;
+
 -- More time for tasks that are slow: hidden, and not taken for stalled, for so many seconds from now. Returns those that are still started;
 -- a task that is not among them is nobody's business any more.
 CREATE FUNCTION pgflow.extend_tasks(p_run_ids uuid[], p_step_slugs text[], p_task_indexes integer[], p_seconds integer,

@@ -20,7 +20,7 @@ DECLARE
     v_client CONSTANT text[] := ARRAY['start_flow', 'start_flows', 'start_flow_with_states', 'get_run_with_states', 'flow_queues'];
     v_worker CONSTANT text[] := ARRAY['compare_flow_shape', 'flow_queues', 'start_worker', 'heartbeat', 'mark_worker_stopped',
         'track_worker_function', 'read_and_start', 'read_with_poll', 'start_tasks', 'poll_for_tasks', 'set_vt_batch', 'complete_task',
-        'complete_tasks', 'fail_task', 'fail_tasks', 'release_tasks', 'extend_tasks', 'requeue_stalled_tasks',
+        'complete_tasks', 'fail_task', 'fail_tasks', 'release_tasks', 'release_unknown_tasks', 'extend_tasks', 'requeue_stalled_tasks',
         'requeue_tasks_of_dead_workers', 'repair_queues', 'is_valid_slug', 'calculate_retry_delay'];
 BEGIN
     RETURN CASE p_kind

@@ -182,6 +182,22 @@ pub(crate) async fn release_tasks(executor: impl PgExecutor<'_>, tasks: &TaskRow
     Ok(row.try_get(0)?)
 }
 
+/// Hands back what the worker has started and does not know of, which is all but these.
+pub(crate) async fn release_unknown(
+    executor: impl PgExecutor<'_>,
+    worker: Uuid,
+    known: &TaskRows,
+) -> Result<i32, FlowError> {
+    let row = sqlx::query("SELECT pgflow.release_unknown_tasks($1, $2, $3, $4)")
+        .bind(worker)
+        .bind(&known.runs)
+        .bind(&known.steps)
+        .bind(&known.indexes)
+        .fetch_one(executor)
+        .await?;
+    Ok(row.try_get(0)?)
+}
+
 /// A task's identity, as an answer has it.
 pub(crate) type TaskKey = (Uuid, String, i32);
 

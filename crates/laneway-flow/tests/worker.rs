@@ -563,7 +563,17 @@ async fn a_queue_that_was_dropped_by_hand_is_made_again_and_nothing_is_lost() {
     let worker = Worker::on(&database.pool).serve(Sums.define().unwrap());
     let worker =
         worker.on_trouble(move |what| told.lock().unwrap().push(what.to_owned())).start().await.unwrap();
-    assert_eq!(database.end_of(run).await.output_of::<u64>("sum"), Some(30));
+    assert_eq!(
+        database.end_of(run).await.output_of::<u64>("sum"),
+        Some(30),
+        "dropped before the worker came"
+    );
+    // Dropped under its hands, with a task in it: that of the second run.
+    let mut transaction = database.pool.begin().await.unwrap();
+    let run = Start::of::<Sums>(&5).unwrap().on(&mut *transaction).await.unwrap();
+    sqlx::query("SELECT pgmq.drop_queue('sums')").execute(&mut *transaction).await.unwrap();
+    transaction.commit().await.unwrap();
+    assert_eq!(database.end_of(run).await.output_of::<u64>("sum"), Some(30), "dropped while it worked");
     assert!(troubles.lock().unwrap().iter().any(|what| what.contains("sums")), "{troubles:?}");
     worker.stop().await;
 }

@@ -462,7 +462,8 @@ fn start_router(config: &Config, mediators: &Mediators) -> Result<Router, StartE
 #[cfg(feature = "flow")]
 fn flows(config: &Config) -> Result<Option<sqlx::PgPool>, StartError> {
     let Some(url) = &config.flow_database else { return Ok(None) };
-    let options = sqlx::postgres::PgPoolOptions::new().max_connections(4).acquire_timeout(Duration::from_secs(5));
+    let options =
+        sqlx::postgres::PgPoolOptions::new().max_connections(4).acquire_timeout(Duration::from_secs(5));
     options.connect_lazy(url.expose()).map(Some).map_err(StartError::FlowDatabase)
 }
 

@@ -37,7 +37,8 @@ impl Api {
         assert_eq!(answered, status, "{method} {path}: {answer}");
         if status < 300 && path != "/openapi.json" {
             let template = self.template(path);
-            let described = &self.document["paths"][&template][method.to_lowercase()]["responses"][status.to_string()];
+            let described =
+                &self.document["paths"][&template][method.to_lowercase()]["responses"][status.to_string()];
             let schema = &described["content"]["application/json"]["schema"];
             assert!(schema.is_object(), "{method} {template} does not describe {status}");
             self.check(&answer, schema, path);
@@ -50,10 +51,15 @@ impl Api {
         let path: Vec<&str> = path.split('?').next().unwrap().split('/').collect();
         let fits = |template: &str| {
             let parts: Vec<&str> = template.split('/').collect();
-            parts.len() == path.len() && parts.iter().zip(&path).all(|(part, word)| part.starts_with('{') || part == word)
+            parts.len() == path.len()
+                && parts.iter().zip(&path).all(|(part, word)| part.starts_with('{') || part == word)
         };
         let paths = self.document["paths"].as_object().unwrap();
-        paths.keys().find(|template| fits(template)).unwrap_or_else(|| panic!("{path:?} is not described")).clone()
+        paths
+            .keys()
+            .find(|template| fits(template))
+            .unwrap_or_else(|| panic!("{path:?} is not described"))
+            .clone()
     }
 
     /// That no object has a field that is not described, and none is without one that is required.
@@ -71,7 +77,8 @@ impl Api {
             assert!(fields.contains_key(name.as_str().unwrap()), "{at} has no {name}");
         }
         for (name, field) in fields {
-            let known = properties.get(name).unwrap_or_else(|| panic!("{at} has {name}, which is not described"));
+            let known =
+                properties.get(name).unwrap_or_else(|| panic!("{at} has {name}, which is not described"));
             self.check(field, known, &format!("{at}.{name}"));
         }
     }
@@ -97,7 +104,8 @@ async fn every_route_of_flows_answers_as_it_is_described() {
     laneway_flow::migrate(&pool).await.unwrap();
     let text = r#"{"slug":"api_flow","steps":[{"slug":"work","maxAttempts":1},{"slug":"sign","dependsOn":["work"],"queue":false}]}"#;
     let work = Action::plain(|task| async move { Ok(task.flow_input.clone().unwrap()) });
-    let worker = Worker::on(&pool).serve_data(Definition::from_json(text).unwrap(), HashMap::from([("work".to_owned(), work)]));
+    let worker = Worker::on(&pool)
+        .serve_data(Definition::from_json(text).unwrap(), HashMap::from([("work".to_owned(), work)]));
     let worker = worker.start().await.unwrap();
     let (api, _folder) = start(&postgres::url(&server)).await;
 
@@ -109,7 +117,10 @@ async fn every_route_of_flows_answers_as_it_is_described() {
     assert!(missing["detail"].as_str().unwrap().contains("there are api_flow"), "{missing}");
 
     let body = json!({"input": {"n": 1}, "idempotencyKey": "once"});
-    let run = api.call("POST", "/api/flows/api_flow/runs", Some(body.clone()), 201).await["runId"].as_str().unwrap().to_owned();
+    let run = api.call("POST", "/api/flows/api_flow/runs", Some(body.clone()), 201).await["runId"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     assert_eq!(api.call("POST", "/api/flows/api_flow/runs", Some(body), 201).await["runId"], json!(run));
     let other = json!({"input": {"n": 2}, "idempotencyKey": "once"});
     api.call("POST", "/api/flows/api_flow/runs", Some(other), 409).await;
@@ -130,8 +141,12 @@ async fn every_route_of_flows_answers_as_it_is_described() {
     assert_eq!((&look["status"], &look["output"]), (&json!("completed"), &json!({"sign": "me"})));
     assert_eq!(look["steps"][1]["tasks"]["completed"], 1);
 
-    let second = api.call("POST", "/api/flows/api_flow/runs", None, 201).await["runId"].as_str().unwrap().to_owned();
-    assert_eq!(api.call("POST", &format!("/api/runs/{second}/cancel"), Some(json!({"reason": "no"})), 200).await["changed"], true);
+    let second =
+        api.call("POST", "/api/flows/api_flow/runs", None, 201).await["runId"].as_str().unwrap().to_owned();
+    assert_eq!(
+        api.call("POST", &format!("/api/runs/{second}/cancel"), Some(json!({"reason": "no"})), 200).await["changed"],
+        true
+    );
     assert_eq!(api.call("POST", &format!("/api/runs/{second}/retry"), None, 200).await["changed"], true);
     let id = second.parse().unwrap();
     let waits = async {
@@ -141,7 +156,9 @@ async fn every_route_of_flows_answers_as_it_is_described() {
         }
     };
     tokio::time::timeout(Duration::from_secs(60), waits).await.expect("the retried run goes on");
-    let failed = api.call("POST", &format!("/api/runs/{second}/steps/sign/fail"), Some(json!({"error": "never"})), 200).await;
+    let failed = api
+        .call("POST", &format!("/api/runs/{second}/steps/sign/fail"), Some(json!({"error": "never"})), 200)
+        .await;
     assert_eq!(failed["changed"], true);
     let runs = api.call("GET", "/api/runs?flow=api_flow&status=failed&limit=5", None, 200).await;
     assert_eq!((runs.as_array().unwrap().len(), &runs[0]["runId"]), (1, &json!(second)));

@@ -50,7 +50,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 /// Every measurement is a fresh process of this same binary. Does its work where this process is one, and returns nothing
 /// where it is not; the benchmark speaks to its children in a language of its own, so that this comes before the options.
 pub(crate) fn serve_as_child() -> Option<ExitCode> {
-    let code = child::serve(&contenders::product()).or_else(|| events::serve(&events::product())).or_else(router::serve);
+    let code = child::serve(&contenders::product())
+        .or_else(|| events::serve(&events::product()))
+        .or_else(router::serve);
     #[cfg(feature = "flow")]
     let code = code.or_else(laneway_bench::flow::serve);
     code

@@ -199,7 +199,12 @@ async fn connect(url: &str) -> Result<PgPool, Failure> {
 async fn perform(what: &What, pool: &PgPool, json: bool) -> Result<(), Failure> {
     match what {
         What::Migrate => migrate(pool, json).await,
-        What::List => print(json, look::flows(pool).await, &FLOWS, "there are no flows: `laneway flow define FILE` makes one"),
+        What::List => print(
+            json,
+            look::flows(pool).await,
+            &FLOWS,
+            "there are no flows: `laneway flow define FILE` makes one",
+        ),
         What::Show { flow } => show(pool, flow, json).await,
         What::Define { file, allow_data_loss } => define(pool, file, *allow_data_loss, json).await,
         What::Start { flow, input, idempotency_key, key, run_id, watch } => {
@@ -217,12 +222,20 @@ async fn perform(what: &What, pool: &PgPool, json: bool) -> Result<(), Failure> 
             if *watch {
                 return watch::watch(pool, run, json, false).await;
             }
-            if json { table::lines(&[json!({"runId": run})])? } else { println!("{run}") }
+            if json {
+                table::lines(&[json!({"runId": run.to_string()})])?
+            } else {
+                println!("{run}")
+            }
             Ok(())
         }
         What::Runs { flow, status, key, most } => {
-            let filter =
-                RunFilter { flow: flow.clone(), status: status.clone(), key: key.clone(), limit: Some(*most) };
+            let filter = RunFilter {
+                flow: flow.clone(),
+                status: status.clone(),
+                key: key.clone(),
+                limit: Some(*most),
+            };
             print(json, look::runs(pool, &filter).await, &RUNS, "there are no such runs")
         }
         What::Watch { run, once } => watch::watch(pool, *run, json, *once).await,
@@ -308,17 +321,26 @@ fn print(
     Ok(table::print(json, &Value::Array(rows.map_err(failure)?), columns, empty)?)
 }
 
-fn changed_or(json: bool, changed: Result<bool, FlowError>, done: &str, otherwise: &str) -> Result<(), Failure> {
+fn changed_or(
+    json: bool,
+    changed: Result<bool, FlowError>,
+    done: &str,
+    otherwise: &str,
+) -> Result<(), Failure> {
     if !changed.map_err(failure)? {
         return Err(Failure::Refused(otherwise.to_owned()));
     }
-    if json { table::lines(&[json!({"changed": true})])? } else { eprintln!("{done}") }
+    if json {
+        table::lines(&[json!({"changed": true})])?
+    } else {
+        eprintln!("{done}")
+    }
     Ok(())
 }
 
 async fn migrate(pool: &PgPool, json: bool) -> Result<(), Failure> {
     let done = laneway_flow::migrate(pool).await.map_err(|error| match error {
-        MigrateError::Database(error) => failure(error.into()),
+        MigrateError::Database { error, .. } => failure(error.into()),
         error => Failure::Refused(error.to_string()),
     })?;
     if json {
@@ -395,8 +417,12 @@ fn value(text: &str) -> Result<Value, Failure> {
 /// A refusal of the database as the binary says it.
 fn failure(error: FlowError) -> Failure {
     match error {
-        FlowError::Unavailable(error) => Failure::Unreachable(format!("the database does not answer: {error}")),
-        FlowError::Database(error) => Failure::Other(anyhow::Error::new(error).context("the database refused")),
+        FlowError::Unavailable(error) => {
+            Failure::Unreachable(format!("the database does not answer: {error}"))
+        }
+        FlowError::Database(error) => {
+            Failure::Other(anyhow::Error::new(error).context("the database refused"))
+        }
         other => Failure::Refused(other.to_string()),
     }
 }
@@ -427,7 +453,11 @@ fn duration(text: &str) -> Result<Duration, String> {
     };
     // Beyond what Postgres can subtract from a date nothing is old.
     const DAYS_MAX: u64 = 100_000 * 86_400;
-    number.checked_mul(seconds).filter(|seconds| *seconds <= DAYS_MAX).map(Duration::from_secs).ok_or_else(wrong)
+    number
+        .checked_mul(seconds)
+        .filter(|seconds| *seconds <= DAYS_MAX)
+        .map(Duration::from_secs)
+        .ok_or_else(wrong)
 }
 
 /// A flow as data, out of a text.

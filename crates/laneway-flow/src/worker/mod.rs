@@ -266,6 +266,8 @@ impl WorkerBuilder {
         let id = Uuid::new_v4();
         let names: Vec<&str> = polled.iter().map(|queue| queue.name.as_str()).collect();
         let name = if self.name.is_empty() { list(self.flows.keys().map(String::as_str)) } else { self.name };
+        // A worker of a hundred flows need not list them all.
+        let name: String = name.chars().take(NAME_MAX).collect();
         store::start_worker(&self.pool, id, &name, &names).await?;
         let (stop, stopped) = watch::channel(false);
         let batch_max = polled.iter().map(|queue| queue.batch).max().unwrap_or(1);
@@ -309,6 +311,9 @@ impl WorkerBuilder {
         self.settings.polled(&flows, &available).map_err(StartError::Settings)
     }
 }
+
+/// What the table of workers takes of a name.
+const NAME_MAX: usize = 200;
 
 async fn prepare(pool: &PgPool, definition: &Definition, compile: bool) -> Result<(), StartError> {
     if compile {

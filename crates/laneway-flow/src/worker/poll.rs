@@ -1,6 +1,7 @@
 //! Taking tasks: one read for all queues, and one connection's wait for all of their announcements.
 
 use std::cmp::min;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use laneway::{Handle, Priority as LanePriority};
 use sqlx::postgres::PgListener;
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::Shared;
 use super::run::Job;
@@ -16,7 +17,7 @@ use super::settings::Polled;
 use super::strategy::{QueueView, Share, Strategy, primary_first};
 use crate::error::FlowError;
 use crate::handler::Task;
-use crate::store::{self, Read};
+use crate::store::{self, Read, TaskRows};
 
 /// How long to gather room while handlers are quick: a read for a whole batch costs little more than one for a single task.
 const GATHER: Duration = Duration::from_millis(5);
@@ -37,7 +38,8 @@ pub(super) async fn poll(
     mut strategy: Box<dyn Strategy>,
     mut stopped: watch::Receiver<bool>,
 ) {
-    let mut poller = Poller { gave: vec![0; shared.queues.len()], failures: 0, number: 0 };
+    let mut poller =
+        Poller { gave: vec![0; shared.queues.len()], failures: 0, number: 0, doubts: VecDeque::new() };
     while !*stopped.borrow_and_update() {
         tokio::select! {
             _ = stopped.changed() => break,
@@ -80,7 +82,12 @@ struct Poller {
     failures: u32,
     /// Counts tasks, to give each a lane of its own.
     number: u128,
+    /// When to ask whether the database has given us what we do not know of: a read may have been done, and its answer lost.
+    doubts: VecDeque<Instant>,
 }
+
+/// After a failed read the database is asked at once, and again when whatever was still under way there has ended.
+const DOUBT: Duration = Duration::from_secs(10);
 
 impl Poller {
     /// One read. The answer is how long to wait before the next one if nothing is announced.
@@ -90,6 +97,9 @@ impl Poller {
         engine: &Handle<u128, Job>,
         strategy: &mut dyn Strategy,
     ) -> Duration {
+        if let Err(error) = self.clear_doubts(shared).await {
+            return self.failed(shared, error).await;
+        }
         let (free, in_hand) = shared.hand.free();
         let plan = self.plan(shared, strategy, free, &in_hand);
         if plan.is_empty() {
@@ -161,8 +171,22 @@ impl Poller {
         }
     }
 
+    /// Hands back what a lost answer may have given us. Nobody else puts tasks in the hand, so that what is not in it is not known.
+    async fn clear_doubts(&mut self, shared: &Shared) -> Result<(), FlowError> {
+        while self.doubts.front().is_some_and(|due| *due <= Instant::now()) {
+            let hand = shared.hand.all();
+            let known: TaskRows = hand.iter().map(|(task, ..)| &**task).collect();
+            store::release_unknown(&shared.pool, shared.id, &known).await?;
+            self.doubts.pop_front();
+        }
+        Ok(())
+    }
+
     async fn failed(&mut self, shared: &Shared, error: FlowError) -> Duration {
         self.failures += 1;
+        if self.doubts.is_empty() {
+            self.doubts.extend([Instant::now(), Instant::now() + DOUBT]);
+        }
         let wait = backoff(self.failures);
         if self.failures == 1 || !error.is_transient() {
             shared.trouble(&format!("no tasks could be read, trying again: {error}"));

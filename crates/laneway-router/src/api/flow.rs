@@ -20,9 +20,12 @@ use crate::service::Service;
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
-        Route::get("/api/flows", flows, "All flows, with how many runs they have").gives(200, "[FlowSummary]"),
+        Route::get("/api/flows", flows, "All flows, with how many runs they have")
+            .gives(200, "[FlowSummary]"),
         Route::get("/api/flows/{slug}", flow, "A flow with its steps").gives(200, "Flow"),
-        Route::post("/api/flows/{slug}/runs", start, "Starts a run").takes("RunStart").gives(201, "RunStarted"),
+        Route::post("/api/flows/{slug}/runs", start, "Starts a run")
+            .takes("RunStart")
+            .gives(201, "RunStarted"),
         Route::get("/api/runs", runs, "Runs, the newest first")
             .query("flow", "string", "Of this flow")
             .query("status", "string", "In this status")
@@ -35,14 +38,21 @@ pub(super) fn routes() -> Vec<Route> {
             .query("limit", "integer", "How many; 100, and at most 1000")
             .gives(200, "[Task]"),
         Route::post("/api/runs/{id}/cancel", cancel, "Ends a run").takes("RunCancel").gives(200, "Changed"),
-        Route::post("/api/runs/{id}/retry", retry, "Lets a failed or cancelled run go on where it stopped").gives(200, "Changed"),
+        Route::post("/api/runs/{id}/retry", retry, "Lets a failed or cancelled run go on where it stopped")
+            .gives(200, "Changed"),
         Route::post("/api/runs/{id}/steps/{step}/complete", complete, "Completes a task by hand")
             .takes("TaskCompletion")
             .gives(200, "Changed"),
-        Route::post("/api/runs/{id}/steps/{step}/fail", fail, "Fails a task by hand").takes("TaskFailure").gives(200, "Changed"),
+        Route::post("/api/runs/{id}/steps/{step}/fail", fail, "Fails a task by hand")
+            .takes("TaskFailure")
+            .gives(200, "Changed"),
         Route::get("/api/flow-workers", workers, "The workers of flows").gives(200, "[FlowWorker]"),
         Route::get("/api/flow-queues", queues, "The queues that flows use").gives(200, "[FlowQueue]"),
     ]
+}
+
+fn run_id(text: &str) -> Result<Uuid, Problem> {
+    text.parse().map_err(|_| Problem::bad_request(format!("{text:?} is no id of a run")))
 }
 
 type Looked = Result<Answer<Value>, Problem>;
@@ -57,7 +67,9 @@ impl From<FlowError> for Problem {
         match error {
             FlowError::Unknown(_) => Problem::not_found(words),
             FlowError::TooLarge(_) => Problem::new(StatusCode::PAYLOAD_TOO_LARGE, words),
-            FlowError::Conflict(_) | FlowError::Shape(_) | FlowError::QueueMissing(_) => Problem::conflict(words),
+            FlowError::Conflict(_) | FlowError::Shape(_) | FlowError::QueueMissing(_) => {
+                Problem::conflict(words)
+            }
             FlowError::Invalid(_) => Problem::unprocessable(words),
             FlowError::Unavailable(_) => Problem::new(StatusCode::SERVICE_UNAVAILABLE, words),
             _ => Problem::new(StatusCode::INTERNAL_SERVER_ERROR, words),
@@ -88,7 +100,7 @@ struct RunStart {
     input: Option<Value>,
     idempotency_key: Option<String>,
     key: Option<String>,
-    run_id: Option<Uuid>,
+    run_id: Option<String>,
 }
 
 async fn start(
@@ -104,10 +116,10 @@ async fn start(
         start = start.key(text);
     }
     if let Some(id) = body.run_id {
-        start = start.run_id(id);
+        start = start.run_id(run_id(&id)?);
     }
     let run = start.on(database(&service)?).await?;
-    Ok((StatusCode::CREATED, Answer(json!({ "runId": run }))))
+    Ok((StatusCode::CREATED, Answer(json!({ "runId": run.to_string() }))))
 }
 
 #[derive(Deserialize)]
@@ -124,8 +136,8 @@ async fn runs(State(service): State<Service>, Query(which): Query<Which>) -> Loo
     list(look::runs(database(&service)?, &RunFilter { flow, status, key, limit }).await)
 }
 
-async fn run(State(service): State<Service>, Path(id): Path<Uuid>) -> Looked {
-    Ok(Answer(look::run(database(&service)?, id).await?))
+async fn run(State(service): State<Service>, Path(id): Path<String>) -> Looked {
+    Ok(Answer(look::run(database(&service)?, run_id(&id)?).await?))
 }
 
 #[derive(Deserialize)]
@@ -135,9 +147,9 @@ struct OfStep {
     limit: Option<u32>,
 }
 
-async fn tasks(State(service): State<Service>, Path(id): Path<Uuid>, Query(of): Query<OfStep>) -> Looked {
+async fn tasks(State(service): State<Service>, Path(id): Path<String>, Query(of): Query<OfStep>) -> Looked {
     let limit = of.limit.map(|limit| limit.min(LIST_MAX));
-    list(look::tasks(database(&service)?, id, of.step.as_deref(), limit).await)
+    list(look::tasks(database(&service)?, run_id(&id)?, of.step.as_deref(), limit).await)
 }
 
 #[derive(Default, Deserialize)]
@@ -146,12 +158,16 @@ struct RunCancel {
     reason: Option<String>,
 }
 
-async fn cancel(State(service): State<Service>, Path(id): Path<Uuid>, Json(body): Json<RunCancel>) -> Looked {
-    changed(client::cancel(database(&service)?, id, body.reason.as_deref()).await)
+async fn cancel(
+    State(service): State<Service>,
+    Path(id): Path<String>,
+    Json(body): Json<RunCancel>,
+) -> Looked {
+    changed(client::cancel(database(&service)?, run_id(&id)?, body.reason.as_deref()).await)
 }
 
-async fn retry(State(service): State<Service>, Path(id): Path<Uuid>) -> Looked {
-    changed(client::retry(database(&service)?, id).await)
+async fn retry(State(service): State<Service>, Path(id): Path<String>) -> Looked {
+    changed(client::retry(database(&service)?, run_id(&id)?).await)
 }
 
 #[derive(Default, Deserialize)]
@@ -165,10 +181,10 @@ struct TaskCompletion {
 
 async fn complete(
     State(service): State<Service>,
-    Path((id, step)): Path<(Uuid, String)>,
+    Path((id, step)): Path<(String, String)>,
     Json(body): Json<TaskCompletion>,
 ) -> Looked {
-    changed(client::complete(database(&service)?, id, &step, body.index, &body.output).await)
+    changed(client::complete(database(&service)?, run_id(&id)?, &step, body.index, &body.output).await)
 }
 
 #[derive(Default, Deserialize)]
@@ -181,10 +197,10 @@ struct TaskFailure {
 
 async fn fail(
     State(service): State<Service>,
-    Path((id, step)): Path<(Uuid, String)>,
+    Path((id, step)): Path<(String, String)>,
     Json(body): Json<TaskFailure>,
 ) -> Looked {
-    changed(client::fail(database(&service)?, id, &step, body.index, &body.error).await)
+    changed(client::fail(database(&service)?, run_id(&id)?, &step, body.index, &body.error).await)
 }
 
 async fn workers(State(service): State<Service>) -> Looked {

@@ -90,7 +90,8 @@ fn routes(service: Service) -> Router {
 
 /// What somebody should know who looks for flows where there are none.
 fn flow_hint(path: &str) -> String {
-    let hint = "routes of flows are there when laneway.flow.database is set, in a program with the feature `flow`";
+    let hint =
+        "routes of flows are there when laneway.flow.database is set, in a program with the feature `flow`";
     format!("there is nothing at {}: {hint}", path.escape_debug())
 }
 

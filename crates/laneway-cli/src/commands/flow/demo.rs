@@ -6,7 +6,7 @@ use laneway_flow::{Context, Defined, Flow, OwnQueue, Steps, queues};
 use serde::{Deserialize, Serialize};
 
 queues! {
-    EmailWorker = "email_worker";
+    pub(super) EmailWorker = "email_worker";
 }
 
 /// What a run is started with.
@@ -38,12 +38,17 @@ impl Flow for OrderFlow {
             tokio::time::sleep(PACE + PACE * (context.index() as u32 % 3)).await;
             Ok(item.len() as u64 * 100)
         });
-        let total = flow.step("total").after(&prices).run(|prices: Vec<u64>, _| async move { Ok(prices.iter().sum::<u64>()) });
-        flow.step("notify").after(&total).queue(EmailWorker).run(|cents: u64, context: Context<Self>| async move {
-            tokio::time::sleep(PACE).await;
-            let customer = context.flow_input()?.customer;
-            Ok(format!("Dear {customer}, that is {}.{:02}", cents / 100, cents % 100))
-        });
+        let total = flow
+            .step("total")
+            .after(&prices)
+            .run(|prices: Vec<u64>, _| async move { Ok(prices.iter().sum::<u64>()) });
+        flow.step("notify").after(&total).queue(EmailWorker).run(
+            |cents: u64, context: Context<Self>| async move {
+                tokio::time::sleep(PACE).await;
+                let customer = context.flow_input()?.customer;
+                Ok(format!("Dear {customer}, that is {}.{:02}", cents / 100, cents % 100))
+            },
+        );
         flow.step("approve").after(&total).manual::<bool>();
     }
 }
@@ -55,7 +60,10 @@ pub(super) fn defined() -> Defined<OrderFlow> {
 
 /// An order to try.
 pub(super) fn order() -> Order {
-    Order { customer: "Ada".into(), items: ["book", "lamp", "chair", "table", "pen"].map(String::from).to_vec() }
+    Order {
+        customer: "Ada".into(),
+        items: ["book", "lamp", "chair", "table", "pen"].map(String::from).to_vec(),
+    }
 }
 
 #[cfg(test)]

@@ -43,7 +43,8 @@ pub(super) fn url_here() -> Option<String> {
 
 pub(super) fn run(runtime: &Runtime, options: &Options, json: bool) -> Result<(), Failure> {
     let temporary = options.once && options.folder == Path::new(FOLDER);
-    let server = if temporary { LocalPostgres::temporary() } else { LocalPostgres::in_folder(&options.folder) };
+    let server =
+        if temporary { LocalPostgres::temporary() } else { LocalPostgres::in_folder(&options.folder) };
     let server = server.map_err(anyhow::Error::new)?;
     let _note = Note::write(server.folder(), &server.url())?;
     runtime.block_on(async {
@@ -89,7 +90,8 @@ async fn workers(pool: &PgPool) -> Result<[Worker; 2], Failure> {
 
 async fn once(pool: &PgPool, json: bool) -> Result<(), Failure> {
     let workers = workers(pool).await?;
-    let run = Start::of::<demo::OrderFlow>(&demo::order()).map_err(failure)?.on(pool).await.map_err(failure)?;
+    let run =
+        Start::of::<demo::OrderFlow>(&demo::order()).map_err(failure)?.on(pool).await.map_err(failure)?;
     let approval = tokio::spawn(approve(pool.clone(), run));
     let watched = watch::watch(pool, run, json, false).await;
     let approved = approval.await.map_err(anyhow::Error::new)?;
@@ -107,7 +109,8 @@ async fn approve(pool: PgPool, run: uuid::Uuid) -> Result<(), Failure> {
         if state.is_over() {
             return Ok(());
         }
-        if state.step_status("notify") == Some("completed") && state.step_status("approve") == Some("started") {
+        if state.step_status("notify") == Some("completed") && state.step_status("approve") == Some("started")
+        {
             client::complete(&pool, run, "approve", 0, &json!(true)).await.map_err(failure)?;
         }
         let soon = tokio::time::Instant::now() + std::time::Duration::from_secs(1);

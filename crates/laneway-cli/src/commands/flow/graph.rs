@@ -66,7 +66,8 @@ fn boxed(step: &Value, place: usize, columns: &[Vec<&Value>]) -> Vec<String> {
     let before: Vec<&str> = names(&step["dependsOn"]).collect();
     let all_before = place > 0 && {
         let column = &columns[place - 1];
-        before.len() == column.len() && column.iter().all(|step| before.contains(&step["slug"].as_str().unwrap_or_default()))
+        before.len() == column.len()
+            && column.iter().all(|step| before.contains(&step["slug"].as_str().unwrap_or_default()))
     };
     if !before.is_empty() && !all_before {
         lines.push(short(&format!("after {}", before.join(", "))));
@@ -75,7 +76,11 @@ fn boxed(step: &Value, place: usize, columns: &[Vec<&Value>]) -> Vec<String> {
 }
 
 fn where_to(step: &Value) -> String {
-    let queue = if step["manual"] == true { "by hand".to_owned() } else { short(step["queue"].as_str().unwrap_or_default()) };
+    let queue = if step["manual"] == true {
+        "by hand".to_owned()
+    } else {
+        short(step["queue"].as_str().unwrap_or_default())
+    };
     if step["stepType"] == "map" { format!("map, {queue}") } else { queue }
 }
 
@@ -106,8 +111,11 @@ fn short(text: &str) -> String {
 }
 
 fn side_by_side(boxes: &[Vec<Vec<String>>], widths: &[usize]) -> String {
-    let drawn: Vec<Vec<String>> =
-        boxes.iter().zip(widths).map(|(column, width)| column.iter().flat_map(|lines| frame(lines, *width)).collect()).collect();
+    let drawn: Vec<Vec<String>> = boxes
+        .iter()
+        .zip(widths)
+        .map(|(column, width)| column.iter().flat_map(|lines| frame(lines, *width)).collect())
+        .collect();
     let height = drawn.iter().map(Vec::len).max().unwrap_or(0);
     let mut text = String::new();
     for line in 0..height {
@@ -144,7 +152,11 @@ fn listed(steps: &[Value]) -> String {
         let name = printable(step["slug"].as_str().unwrap_or_default());
         let status = step.get("status").map(|_| format!("  {}", standing(step))).unwrap_or_default();
         let before: Vec<&str> = names(&step["dependsOn"]).collect();
-        let after = if before.is_empty() { String::new() } else { format!("  after {}", printable(&before.join(", "))) };
+        let after = if before.is_empty() {
+            String::new()
+        } else {
+            format!("  after {}", printable(&before.join(", ")))
+        };
         format!("{name}{status}  {}{after}", where_to(step))
     };
     steps.iter().map(line).collect::<Vec<_>>().join("\n")

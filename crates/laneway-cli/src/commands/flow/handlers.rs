@@ -61,7 +61,8 @@ pub(super) struct Program {
 
 impl Program {
     pub(super) fn read(path: &Path) -> Result<Self, Failure> {
-        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         Self::parse(&text)
     }
 
@@ -74,7 +75,8 @@ impl Program {
             return Ok(Self { flow, settings: Settings::default(), handlers: BTreeMap::new() });
         }
         let file: File = serde_json::from_str(text).map_err(wrong)?;
-        let program = Self { flow: definition(file.flow.get())?, settings: file.worker, handlers: file.handlers };
+        let program =
+            Self { flow: definition(file.flow.get())?, settings: file.worker, handlers: file.handlers };
         program.check()?;
         Ok(program)
     }
@@ -84,9 +86,13 @@ impl Program {
         let steps: Vec<&str> = self.flow.steps.iter().map(|step| step.slug.as_str()).collect();
         for (step, handler) in &self.handlers {
             match self.flow.step(step) {
-                None => problems.push(format!("there is a handler for {step:?}, which is no step: there are {}", steps.join(", "))),
+                None => problems.push(format!(
+                    "there is a handler for {step:?}, which is no step: there are {}",
+                    steps.join(", ")
+                )),
                 Some(step) if step.queue == Route::Manual => {
-                    problems.push(format!("there is a handler for {:?}, which is completed by hand", step.slug));
+                    problems
+                        .push(format!("there is a handler for {:?}, which is completed by hand", step.slug));
                 }
                 Some(_) => {}
             }
@@ -99,7 +105,9 @@ impl Program {
 
     /// The steps that a worker of all queues could not do.
     pub(super) fn missing(&self, polled: &[String]) -> Vec<&str> {
-        let ours = |queue: Option<&str>| queue.is_some_and(|queue| polled.is_empty() || polled.iter().any(|it| it == queue));
+        let ours = |queue: Option<&str>| {
+            queue.is_some_and(|queue| polled.is_empty() || polled.iter().any(|it| it == queue))
+        };
         let steps = self.flow.steps.iter().filter(|step| ours(self.flow.queue_of(step)));
         steps.map(|step| step.slug.as_str()).filter(|step| !self.handlers.contains_key(*step)).collect()
     }
@@ -144,11 +152,18 @@ fn facts(task: &Task) -> [(&'static str, String); 6] {
 
 async fn command(words: Arc<Vec<String>>, task: Arc<Task>) -> Answer {
     let mut command = tokio::process::Command::new(&words[0]);
-    command.args(&words[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    command
+        .args(&words[1..])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
     for (name, value) in facts(&task) {
         command.env(format!("LANEWAY_{}", name.to_uppercase().replace('-', "_")), value);
     }
-    let mut child = command.spawn().map_err(|error| TaskFailure::new(format!("{:?} did not start: {error}", words[0])))?;
+    let mut child = command
+        .spawn()
+        .map_err(|error| TaskFailure::new(format!("{:?} did not start: {error}", words[0])))?;
     let (mut stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let give = async {
         if let Some(stdin) = &mut stdin {
@@ -162,7 +177,11 @@ async fn command(words: Arc<Vec<String>>, task: Arc<Task>) -> Answer {
     if !status.success() {
         let errors = String::from_utf8_lossy(&errors?).trim().to_owned();
         let why = format!("{:?} ended with {status}: {errors}", words[0]);
-        return Err(if status.code() == Some(EXIT_FATAL) { TaskFailure::fatal(why) } else { TaskFailure::new(why) });
+        return Err(if status.code() == Some(EXIT_FATAL) {
+            TaskFailure::fatal(why)
+        } else {
+            TaskFailure::new(why)
+        });
     }
     json(&output?)
 }
@@ -179,7 +198,8 @@ async fn all(pipe: Option<impl tokio::io::AsyncRead + Unpin>) -> Result<Vec<u8>,
 }
 
 async fn call(http: Client, url: String, task: Arc<Task>) -> Answer {
-    let mut request = Request::builder().method(Method::POST).uri(&url).header(header::CONTENT_TYPE, "application/json");
+    let mut request =
+        Request::builder().method(Method::POST).uri(&url).header(header::CONTENT_TYPE, "application/json");
     for (name, value) in facts(&task) {
         request = request.header(format!("laneway-{name}"), value);
     }
@@ -187,11 +207,15 @@ async fn call(http: Client, url: String, task: Arc<Task>) -> Answer {
     let response = http.request(request).await?;
     let status = response.status();
     let body = Limited::new(response.into_body(), OUTPUT_BYTES_MAX).collect().await;
-    let body = body.map_err(|error| TaskFailure::new(format!("the answer of {url} broke off: {error}")))?.to_bytes();
+    let body =
+        body.map_err(|error| TaskFailure::new(format!("the answer of {url} broke off: {error}")))?.to_bytes();
     if status.is_success() {
         return json(&body);
     }
-    let why = format!("{url} answered {status}: {}", String::from_utf8_lossy(&body).chars().take(500).collect::<String>());
+    let why = format!(
+        "{url} answered {status}: {}",
+        String::from_utf8_lossy(&body).chars().take(500).collect::<String>()
+    );
     let again = !status.is_client_error() || matches!(status.as_u16(), 408 | 425 | 429);
     Err(if again { TaskFailure::new(why) } else { TaskFailure::fatal(why) })
 }
@@ -200,7 +224,8 @@ async fn call(http: Client, url: String, task: Arc<Task>) -> Answer {
 fn json(bytes: &[u8]) -> Answer {
     let text = std::str::from_utf8(bytes).map_err(|_| TaskFailure::fatal("the output is no UTF-8"))?.trim();
     let text = if text.is_empty() { "null" } else { text };
-    RawValue::from_string(text.to_owned()).map_err(|error| TaskFailure::fatal(format!("the output is no JSON: {error}")))
+    RawValue::from_string(text.to_owned())
+        .map_err(|error| TaskFailure::fatal(format!("the output is no JSON: {error}")))
 }
 
 #[cfg(test)]
@@ -217,16 +242,26 @@ mod tests {
 
     #[test]
     fn a_file_is_a_flow_with_or_without_handlers() {
-        let plain = Program::parse(r#"{"slug":"f","steps":[{"slug":"a"}]}"#).unwrap_or_else(|_| panic!("a definition"));
+        let plain = Program::parse(r#"{"slug":"f","steps":[{"slug":"a"}]}"#)
+            .unwrap_or_else(|_| panic!("a definition"));
         assert_eq!(plain.missing(&[]), ["a"]);
         let text = r#"{"flow":{"slug":"f","steps":[{"slug":"a"},{"slug":"b","queue":"q"},{"slug":"c","queue":false}]},
             "handlers":{"a":{"command":["cat"]}},"worker":{"maxConcurrent":3}}"#;
         let program = Program::parse(text).unwrap_or_else(|_| panic!("a program"));
         assert_eq!((program.missing(&[]), program.settings.max_concurrent), (vec!["b"], 3));
         assert!(program.missing(&["f".to_owned()]).is_empty(), "what it does not poll it need not do");
-        assert!(words(r#"{"flow":{"slug":"f","steps":[{"slug":"a"}]},"handlers":{"z":{"url":"http://x"}}}"#).contains("there are a"));
-        assert!(words(r#"{"flow":{"slug":"f","steps":[{"slug":"a"}]},"handlers":{"a":{"command":[]}}}"#).contains("empty"));
-        assert!(words(r#"{"flow":{"slug":"f","steps":[{"slug":"a","dependsOn":["b"]}]}}"#).contains("which does not exist"));
+        assert!(
+            words(r#"{"flow":{"slug":"f","steps":[{"slug":"a"}]},"handlers":{"z":{"url":"http://x"}}}"#)
+                .contains("there are a")
+        );
+        assert!(
+            words(r#"{"flow":{"slug":"f","steps":[{"slug":"a"}]},"handlers":{"a":{"command":[]}}}"#)
+                .contains("empty")
+        );
+        assert!(
+            words(r#"{"flow":{"slug":"f","steps":[{"slug":"a","dependsOn":["b"]}]}}"#)
+                .contains("which does not exist")
+        );
         assert!(words("nonsense").contains("no flow"));
     }
 }

@@ -65,7 +65,8 @@ fn heading(look: &Value) -> String {
 fn ended(look: &Value, once: bool, json: bool) -> Result<(), Failure> {
     match look["status"].as_str() {
         Some(status @ ("failed" | "cancelled")) if !once => {
-            let error = look["error"].as_str().map(|error| format!(": {}", printable(error))).unwrap_or_default();
+            let error =
+                look["error"].as_str().map(|error| format!(": {}", printable(error))).unwrap_or_default();
             Err(Failure::Refused(format!("the run {status}{error}").replace("run failed", "run has failed")))
         }
         Some("completed") if !json => {

@@ -13,9 +13,11 @@ use crate::table::count;
 
 /// What `laneway flow worker` can be told.
 #[derive(clap::Args)]
-#[command(after_help = "A file names a flow, a handler for each step, and how the worker works; --example prints one.
+#[command(
+    after_help = "A file names a flow, a handler for each step, and how the worker works; --example prints one.
 A command gets the step's input as JSON on standard input and writes its output as JSON; a URL gets it as a POST. Both also get
-the run, the step, the index, the attempt and an idempotency key: in LANEWAY_RUN, LANEWAY_STEP, ..., or in headers.")]
+the run, the step, the index, the attempt and an idempotency key: in LANEWAY_RUN, LANEWAY_STEP, ..., or in headers."
+)]
 pub(crate) struct Options {
     /// Flows with their handlers
     #[arg(value_name = "FILE")]
@@ -81,7 +83,11 @@ pub(super) async fn run(options: &Options, pool: &PgPool) -> Result<(), Failure>
     for file in &options.files {
         let program = Program::read(file)?;
         settings = program.settings.clone();
-        let polled = if options.queues.is_empty() { settings.queues.clone().unwrap_or_default() } else { options.queues.clone() };
+        let polled = if options.queues.is_empty() {
+            settings.queues.clone().unwrap_or_default()
+        } else {
+            options.queues.clone()
+        };
         let missing = program.missing(&polled);
         if !missing.is_empty() {
             return Err(Failure::BadConfiguration(format!(
