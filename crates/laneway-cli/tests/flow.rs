@@ -55,7 +55,10 @@ fn laneway(folder: &Path, arguments: &[&str]) -> Command {
 }
 
 fn texts(output: &Output) -> (String, String) {
-    (String::from_utf8_lossy(&output.stdout).into_owned(), String::from_utf8_lossy(&output.stderr).into_owned())
+    (
+        String::from_utf8_lossy(&output.stdout).into_owned(),
+        String::from_utf8_lossy(&output.stderr).into_owned(),
+    )
 }
 
 /// A process that is ended with its value.
@@ -71,11 +74,16 @@ impl Drop for Background {
 #[test]
 fn one_command_shows_a_flow_to_a_newcomer() {
     let folder = tempfile::tempdir().expect("a folder");
-    let output = laneway(folder.path(), &["flow", "dev", "--once", "--json"]).output().expect("the binary runs");
+    let output =
+        laneway(folder.path(), &["flow", "dev", "--once", "--json"]).output().expect("the binary runs");
     let (out, err) = texts(&output);
     assert_eq!(output.status.code(), Some(0), "{out}\n{err}");
     let last: Value = serde_json::from_str(out.lines().last().expect("a look")).expect("JSON");
-    assert_eq!((&last["status"], &last["output"]["approve"]), (&Value::from("completed"), &Value::from(true)), "{last}");
+    assert_eq!(
+        (&last["status"], &last["output"]["approve"]),
+        (&Value::from("completed"), &Value::from(true)),
+        "{last}"
+    );
     assert!(last["output"]["notify"].as_str().is_some_and(|mail| mail.contains("Ada")), "{last}");
     assert!(!folder.path().join(".laneway-flow").exists(), "nothing is left behind");
 }
@@ -101,12 +109,21 @@ fn a_flow_of_commands_from_its_file_to_its_end() {
     assert_eq!(shell.json(&["flow", "define", &file])[0]["status"], "compiled");
     assert_eq!(shell.json(&["flow", "list"])[0]["slug"], "shell_flow");
     let drawn = shell.ends(&["flow", "show", "shell_flow"], 0);
-    assert!(drawn.contains("┌ words") && drawn.contains("map, sizes") && drawn.contains("by hand"), "{drawn}");
+    assert!(
+        drawn.contains("┌ words") && drawn.contains("map, sizes") && drawn.contains("by hand"),
+        "{drawn}"
+    );
 
     let worker = shell.command(&["flow", "worker", &file]).stderr(Stdio::null()).spawn().expect("it starts");
     let _worker = Background(worker);
-    let run = shell.json(&["flow", "start", "shell_flow", "\"go\"", "--idempotency-key", "one"])[0]["runId"].as_str().unwrap().to_owned();
-    assert_eq!(shell.json(&["flow", "start", "shell_flow", "\"go\"", "--idempotency-key", "one"])[0]["runId"], run.as_str());
+    let run = shell.json(&["flow", "start", "shell_flow", "\"go\"", "--idempotency-key", "one"])[0]["runId"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    assert_eq!(
+        shell.json(&["flow", "start", "shell_flow", "\"go\"", "--idempotency-key", "one"])[0]["runId"],
+        run.as_str()
+    );
     let deadline = Instant::now() + Duration::from_secs(60);
     while shell.json(&["flow", "watch", &run, "--once"])[0]["steps"][2]["status"] != "started" {
         assert!(Instant::now() < deadline, "{}", shell.ends(&["flow", "watch", &run, "--once"], 0));
@@ -125,7 +142,12 @@ fn a_flow_of_commands_from_its_file_to_its_end() {
     shell.ends(&["flow", "cancel", &run], 4);
     assert_eq!(shell.json(&["flow", "workers"])[0]["alive"], true);
     assert_eq!(shell.json(&["flow", "queues"])[1]["queue"], "sizes");
-    assert_eq!(shell.json(&["flow", "prune", "--older-than", "0s", "--flow", "shell_flow"])[0]["deleted"].as_u64().map(|n| n > 0), Some(true));
+    assert_eq!(
+        shell.json(&["flow", "prune", "--older-than", "0s", "--flow", "shell_flow"])[0]["deleted"]
+            .as_u64()
+            .map(|n| n > 0),
+        Some(true)
+    );
 }
 
 #[test]
@@ -135,7 +157,11 @@ fn mistakes_have_words_and_codes() {
     let bad = shell.write("bad.json", r#"{"slug":"f","steps":[{"slug":"a","dependsOn":["b"]}]}"#);
     assert!(shell.ends(&["flow", "define", &bad], 6).contains("\"b\", which does not exist: there are a"));
     let file = shell.write("flow.json", FLOW);
-    assert!(shell.ends(&["flow", "worker", &file, "--queue", "elsewhere"], 6).contains("Available queues: shell_flow, sizes"));
+    assert!(
+        shell
+            .ends(&["flow", "worker", &file, "--queue", "elsewhere"], 6)
+            .contains("Available queues: shell_flow, sizes")
+    );
     shell.ends(&["flow", "define", &file], 0);
     let other = shell.write("other.json", r#"{"slug":"shell_flow","steps":[{"slug":"z"}]}"#);
     assert!(shell.ends(&["flow", "define", &other], 4).contains('z'));
@@ -146,6 +172,7 @@ fn mistakes_have_words_and_codes() {
     shell.ends(&["flow", "list", "--database", "nonsense"], 2);
     let nothing = laneway(shell.folder.path(), &["flow", "list"]).output().expect("the binary runs");
     assert_eq!(nothing.status.code(), Some(2), "{:?}", texts(&nothing));
-    let example = laneway(shell.folder.path(), &["flow", "worker", "--example"]).output().expect("the binary runs");
+    let example =
+        laneway(shell.folder.path(), &["flow", "worker", "--example"]).output().expect("the binary runs");
     assert!(texts(&example).0.contains("handlers"));
 }

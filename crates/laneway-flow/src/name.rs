@@ -71,8 +71,8 @@ const fn is_identifier(bytes: &[u8], max: usize, upper: bool) -> bool {
     let mut place = 0;
     while place < bytes.len() {
         let byte = bytes[place];
-        let fits = byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
-        if !fits && !(upper && byte.is_ascii_uppercase()) {
+        let letter = byte.is_ascii_lowercase() || (upper && byte.is_ascii_uppercase());
+        if !letter && !byte.is_ascii_digit() && byte != b'_' {
             return false;
         }
         place += 1;

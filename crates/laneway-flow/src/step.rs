@@ -24,8 +24,11 @@ use crate::queue::{Queue, Uses};
 /// A step of the flow `F` that gives `Out`. `S` says whether it can be skipped.
 pub struct Step<F, Out, S = Sure> {
     slug: Arc<str>,
-    types: PhantomData<fn() -> (F, Out, S)>,
+    types: Types<F, Out, S>,
 }
+
+/// Names types without having values of them: a step is `Send` whatever it gives.
+type Types<F, Out, S> = PhantomData<fn() -> (F, Out, S)>;
 
 impl<F, Out, S> Step<F, Out, S> {
     fn new(slug: &str) -> Self {

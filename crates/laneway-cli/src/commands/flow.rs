@@ -11,7 +11,7 @@ mod watch;
 mod worker;
 
 use std::io::{self, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -372,7 +372,7 @@ async fn show(pool: &PgPool, flow: &str, json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn define(pool: &PgPool, file: &PathBuf, allow_data_loss: bool, json: bool) -> Result<(), Failure> {
+async fn define(pool: &PgPool, file: &Path, allow_data_loss: bool, json: bool) -> Result<(), Failure> {
     let definition = handlers::Program::read(file)?.flow;
     let status = client::compile(pool, &definition, allow_data_loss).await.map_err(failure)?;
     if json {

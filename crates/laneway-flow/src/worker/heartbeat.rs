@@ -4,7 +4,6 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use super::Shared;
@@ -15,7 +14,7 @@ use crate::store::{self, TaskKey, TaskRows};
 const RESCUE_EVERY: u32 = 2;
 
 /// Beats until the worker is gone. It goes on while the worker stops, so that nobody takes what it still finishes.
-pub(super) async fn beat(shared: Arc<Shared>, stopped: watch::Receiver<bool>) {
+pub(super) async fn beat(shared: Arc<Shared>) {
     let period = period(&shared);
     let (mut beats, mut trouble) = (0_u32, false);
     loop {
@@ -29,8 +28,6 @@ pub(super) async fn beat(shared: Arc<Shared>, stopped: watch::Receiver<bool>) {
             Err(_) => {}
         }
         beats = beats.wrapping_add(1);
-        // Watched only to keep the channel; the end is an abort.
-        let _ = &stopped;
         sleep_until(next).await;
     }
 }
@@ -48,7 +45,7 @@ async fn once(shared: &Shared, beats: u32) -> Result<(), crate::error::FlowError
         shared.stop.send_replace(true);
     }
     extend(shared).await?;
-    if beats % RESCUE_EVERY == 0 {
+    if beats.is_multiple_of(RESCUE_EVERY) {
         let rescued = store::rescue(&shared.pool, shared.settings.dead_after_seconds).await?;
         if rescued > 0 {
             shared.news.notify_one();
@@ -67,11 +64,9 @@ async fn extend(shared: &Shared) -> Result<(), crate::error::FlowError> {
         let rows: TaskRows = held.iter().map(|(task, ..)| &**task).collect();
         let ours: HashSet<TaskKey> =
             store::extend_tasks(&shared.pool, &rows, seconds).await?.into_iter().collect();
-        for (task, _, lost) in held.iter().filter(|(task, ..)| !ours.contains(&key(task))) {
-            // It may also have been settled since we looked; then nobody hears this.
-            let _ = task;
-            lost.notify_one();
-        }
+        // One may also have been settled since we looked; then nobody hears this.
+        let lost = held.iter().filter(|(task, ..)| !ours.contains(&key(task)));
+        lost.for_each(|(.., lost)| lost.notify_one());
     }
     Ok(())
 }

@@ -287,10 +287,8 @@ impl WorkerBuilder {
             trouble: self.trouble,
         });
         let engine = engine(&shared, &settlements)?;
-        let tasks = vec![
-            tokio::spawn(heartbeat::beat(shared.clone(), stopped.clone())),
-            tokio::spawn(poll::listen(shared.clone())),
-        ];
+        let tasks =
+            vec![tokio::spawn(heartbeat::beat(shared.clone())), tokio::spawn(poll::listen(shared.clone()))];
         let poller = tokio::spawn(poll::poll(shared.clone(), engine.handle(), strategy, stopped));
         let settler = tokio::spawn(settle::settle(shared.clone(), inbox));
         Ok(Worker { shared, engine: Some(engine), settlements, poller, settler, tasks })
