@@ -396,8 +396,8 @@ BEGIN
 END
 $$;
 
--- Removes runs that ended longer ago than this, oldest first, at most so many: call it until it returns 0. Workers that stopped, or were last
--- heard of, before that go as well.
+-- Removes runs that ended longer ago than this, oldest first, at most so many: call it until it returns 0. Workers that were last heard of
+-- before that go as well.
 CREATE FUNCTION pgflow.prune_data_older_than(retention interval, flow_slug text DEFAULT NULL, max_runs integer DEFAULT 10000) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path TO pg_catalog, pg_temp
 AS $$
@@ -416,7 +416,9 @@ BEGIN
         WHERE r.status IN ('completed', 'failed', 'cancelled') AND coalesce(r.completed_at, r.failed_at, r.cancelled_at) < v_before
           AND (prune_data_older_than.flow_slug IS NULL OR r.flow_slug = prune_data_older_than.flow_slug)
         ORDER BY r.run_id LIMIT max_runs FOR UPDATE SKIP LOCKED);
-    DELETE FROM pgflow.workers w WHERE coalesce(w.stopped_at, w.last_heartbeat_at) < v_before;
+    -- Not those of the last hour, however short the retention: one that was taken for dead may still come back and read.
+    DELETE FROM pgflow.workers w
+    WHERE greatest(w.stopped_at, w.last_heartbeat_at) < least(v_before, clock_timestamp() - interval '1 hour');
     RETURN pgflow._forget(v_runs);
 END
 $$;
