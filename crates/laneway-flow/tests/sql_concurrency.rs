@@ -271,7 +271,7 @@ async fn operator(db: &Database, mut rng: fastrand::Rng, left: &AtomicU64) {
                 continue;
             }
         };
-        match sqlx::query(&action).execute(&db.pool).await {
+        match sqlx::raw_sql(&action).execute(&db.pool).await {
             Ok(_) => {}
             // Somebody else, which is the pruning, was first.
             Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some("PF002") => {}
@@ -342,7 +342,8 @@ async fn the_ways_to_live_tasks_do_not_lead_over_finished_ones() {
     )
     .await;
     assert_eq!(db.drain(&["f"], |_| json!(1)).await, 5000);
-    db.run("SELECT pgflow.start_flows('f', array_fill('1'::jsonb, ARRAY[100])); VACUUM ANALYZE").await;
+    db.run("SELECT pgflow.start_flows('f', array_fill('1'::jsonb, ARRAY[100]))").await;
+    db.run("VACUUM ANALYZE").await;
     for (query, index) in [
         (
             "SELECT FROM pgflow.step_tasks WHERE queue = 'f' AND status = 'queued'",
