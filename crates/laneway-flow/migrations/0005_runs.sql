@@ -240,6 +240,17 @@ BEGIN
 END
 $$;
 
+-- Takes messages out of the archive of their queue.
+CREATE FUNCTION pgflow._forget_messages(p_queue text, p_message_ids bigint[]) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path TO pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF to_regclass(format('pgmq.%I', 'a_' || p_queue)) IS NOT NULL THEN
+        EXECUTE format('DELETE FROM pgmq.%I WHERE msg_id = ANY ($1)', 'a_' || p_queue) USING p_message_ids;
+    END IF;
+END
+$$;
+
 -- Lets a failed or cancelled run go on where it ended: what was completed stays, what was not is done again with all of its attempts. A
 -- run with a key waits for its turn. False: the run had not ended so.
 CREATE FUNCTION pgflow.retry_run(run_id uuid) RETURNS boolean
@@ -260,6 +271,13 @@ BEGIN
             v_status := 'waiting';
         END IF;
     END IF;
+    -- They get new messages; the old ones would be known to nobody.
+    PERFORM pgflow._forget_messages(x.queue, x.ids) FROM (
+        SELECT t.queue, array_agg(t.message_id) AS ids
+        FROM pgflow.step_tasks t JOIN pgflow.step_states s ON s.run_id = t.run_id AND s.step_slug = t.step_slug
+        WHERE t.run_id = v_run.run_id AND t.status = 'failed' AND t.message_id IS NOT NULL
+          AND (s.status = 'failed' OR s.skip_reason IN ('run_failed', 'run_cancelled'))
+        GROUP BY t.queue ORDER BY t.queue) x;
     -- Tasks that were made and not completed wait again. Those by hand are in somebody's hands again.
     UPDATE pgflow.step_tasks t
     SET status = CASE WHEN t.queue IS NULL THEN 'started' ELSE 'queued' END,
@@ -318,17 +336,11 @@ LANGUAGE plpgsql VOLATILE SET search_path TO pg_catalog, pg_temp
 AS $$
 DECLARE
     v_count bigint;
-    v_queue record;
 BEGIN
     -- What is in the archives of their queues is known by the tasks.
-    FOR v_queue IN
+    PERFORM pgflow._forget_messages(x.queue, x.ids) FROM (
         SELECT t.queue, array_agg(t.message_id) AS ids FROM pgflow.step_tasks t
-        WHERE t.run_id = ANY (p_run_ids) AND t.message_id IS NOT NULL GROUP BY t.queue ORDER BY t.queue
-    LOOP
-        IF to_regclass(format('pgmq.%I', 'a_' || v_queue.queue)) IS NOT NULL THEN
-            EXECUTE format('DELETE FROM pgmq.%I WHERE msg_id = ANY ($1)', 'a_' || v_queue.queue) USING v_queue.ids;
-        END IF;
-    END LOOP;
+        WHERE t.run_id = ANY (p_run_ids) AND t.message_id IS NOT NULL GROUP BY t.queue ORDER BY t.queue) x;
     DELETE FROM pgflow.step_tasks t WHERE t.run_id = ANY (p_run_ids);
     DELETE FROM pgflow.step_states s WHERE s.run_id = ANY (p_run_ids);
     DELETE FROM pgflow.runs r WHERE r.run_id = ANY (p_run_ids);
@@ -396,8 +408,8 @@ BEGIN
 END
 $$;
 
--- Removes runs that ended longer ago than this, oldest first, at most so many: call it until it returns 0. Workers that stopped, or were last
--- heard of, before that go as well.
+-- Removes runs that ended longer ago than this, oldest first, at most so many: call it until it returns 0. Workers that were last heard of
+-- before that go as well.
 CREATE FUNCTION pgflow.prune_data_older_than(retention interval, flow_slug text DEFAULT NULL, max_runs integer DEFAULT 10000) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path TO pg_catalog, pg_temp
 AS $$
@@ -416,7 +428,9 @@ BEGIN
         WHERE r.status IN ('completed', 'failed', 'cancelled') AND coalesce(r.completed_at, r.failed_at, r.cancelled_at) < v_before
           AND (prune_data_older_than.flow_slug IS NULL OR r.flow_slug = prune_data_older_than.flow_slug)
         ORDER BY r.run_id LIMIT max_runs FOR UPDATE SKIP LOCKED);
-    DELETE FROM pgflow.workers w WHERE coalesce(w.stopped_at, w.last_heartbeat_at) < v_before;
+    -- Not those of the last hour, however short the retention: one that was taken for dead may still come back and read.
+    DELETE FROM pgflow.workers w
+    WHERE greatest(w.stopped_at, w.last_heartbeat_at) < least(v_before, clock_timestamp() - interval '1 hour');
     RETURN pgflow._forget(v_runs);
 END
 $$;

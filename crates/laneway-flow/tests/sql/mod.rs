@@ -5,6 +5,7 @@
 // Each binary of tests uses its own part of this.
 #![allow(dead_code)]
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -19,53 +20,55 @@ use tokio::sync::Mutex;
 const CONNECTIONS: u32 = 12;
 
 struct Cluster {
-    server: Server,
+    /// Ends with the last database. Nobody locks it: it is here to be dropped.
+    _server: std::sync::Mutex<Server>,
+    address: SocketAddr,
     next: AtomicU32,
 }
 
 static CLUSTER: Mutex<Weak<Cluster>> = Mutex::const_new(Weak::new());
 
 /// A migrated database.
-pub struct Database {
-    pub pool: PgPool,
-    pub url: String,
+pub(crate) struct Database {
+    pub(crate) pool: PgPool,
+    pub(crate) url: String,
     cluster: Arc<Cluster>,
 }
 
 /// What a worker gets from `read_and_start`.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Task {
-    pub queue: String,
-    pub msg_id: i64,
-    pub flow_slug: String,
-    pub run_id: Uuid,
-    pub step_slug: String,
-    pub task_index: i32,
-    pub input: Value,
-    pub flow_input: Option<Value>,
-    pub attempts: i32,
-    pub timeout: i32,
+pub(crate) struct Task {
+    pub(crate) queue: String,
+    pub(crate) msg_id: i64,
+    pub(crate) flow_slug: String,
+    pub(crate) run_id: Uuid,
+    pub(crate) step_slug: String,
+    pub(crate) task_index: i32,
+    pub(crate) input: Value,
+    pub(crate) flow_input: Option<Value>,
+    pub(crate) attempts: i32,
+    pub(crate) timeout: i32,
 }
 
 /// A new copy of the migrated database.
-pub async fn database() -> Database {
+pub(crate) async fn database() -> Database {
     let cluster = cluster().await;
     let name = format!("t{}", cluster.next.fetch_add(1, Ordering::Relaxed));
-    let admin = connect(&postgres::url(&cluster.server)).await;
+    let admin = connect(&url_of(cluster.address, "postgres")).await;
     sqlx::query(&format!("CREATE DATABASE {name} TEMPLATE migrated")).execute(&admin).await.expect("a copy");
     admin.close().await;
-    let url = url_of(&cluster.server, &name);
+    let url = url_of(cluster.address, &name);
     Database { pool: connect(&url).await, url, cluster }
 }
 
 /// A database without anything in it.
-pub async fn empty_database() -> Database {
+pub(crate) async fn empty_database() -> Database {
     let cluster = cluster().await;
     let name = format!("e{}", cluster.next.fetch_add(1, Ordering::Relaxed));
-    let admin = connect(&postgres::url(&cluster.server)).await;
+    let admin = connect(&url_of(cluster.address, "postgres")).await;
     sqlx::query(&format!("CREATE DATABASE {name}")).execute(&admin).await.expect("a database");
     admin.close().await;
-    let url = url_of(&cluster.server, &name);
+    let url = url_of(cluster.address, &name);
     Database { pool: connect(&url).await, url, cluster }
 }
 
@@ -75,55 +78,57 @@ async fn cluster() -> Arc<Cluster> {
         return cluster;
     }
     let server = postgres::start().expect("Postgres is installed: cargo xtask setup");
-    let admin = connect(&postgres::url(&server)).await;
+    let address = server.address();
+    let admin = connect(&url_of(address, "postgres")).await;
     sqlx::query("CREATE DATABASE migrated").execute(&admin).await.expect("a database");
     admin.close().await;
-    let template = connect(&url_of(&server, "migrated")).await;
+    let template = connect(&url_of(address, "migrated")).await;
     laneway_flow::migrate(&template).await.expect("the migrations apply");
     template.close().await;
-    let cluster = Arc::new(Cluster { server, next: AtomicU32::new(0) });
+    let cluster = Arc::new(Cluster { address, _server: server.into(), next: AtomicU32::new(0) });
     *shared = Arc::downgrade(&cluster);
     cluster
 }
 
-pub async fn connect(url: &str) -> PgPool {
+pub(crate) async fn connect(url: &str) -> PgPool {
     PgPoolOptions::new().max_connections(CONNECTIONS).connect(url).await.expect("the server answers")
 }
 
-fn url_of(server: &Server, database: &str) -> String {
-    format!("postgres://{}@{}/{database}", postgres::USER, server.address())
+fn url_of(address: SocketAddr, database: &str) -> String {
+    format!("postgres://{}@{address}/{database}", postgres::USER)
 }
 
 impl Database {
     /// Runs statements.
-    pub async fn run(&self, sql: &str) {
+    pub(crate) async fn run(&self, sql: &str) {
         if let Err(error) = self.pool.execute(sqlx::raw_sql(sql)).await {
             panic!("{sql}\n{error}");
         }
     }
 
     /// The one value of a query, as Postgres writes it; an empty text for NULL.
-    pub async fn get(&self, query: &str) -> String {
+    pub(crate) async fn get(&self, query: &str) -> String {
         let mut connection = self.pool.acquire().await.expect("a connection");
         get(&mut connection, query).await
     }
 
-    pub async fn count(&self, query: &str) -> i64 {
+    pub(crate) async fn count(&self, query: &str) -> i64 {
         self.get(query).await.parse().expect("a number")
     }
 
     /// The code and the message of the error that these statements end with.
-    pub async fn refusal(&self, sql: &str) -> (String, String) {
+    pub(crate) async fn refusal(&self, sql: &str) -> (String, String) {
         refusal(self.pool.execute(sqlx::raw_sql(sql)).await.map(drop), sql)
     }
 
-    /// The URL for another role.
-    pub fn url_as(&self, role: &str) -> String {
-        self.url.replacen(postgres::USER, role, 1)
+    /// The same database, in the eyes of another role.
+    pub(crate) async fn as_role(&self, role: &str) -> Self {
+        let url = self.url.replacen(postgres::USER, role, 1);
+        Self { pool: connect(&url).await, url, cluster: self.cluster.clone() }
     }
 
     /// A worker that is known to the database.
-    pub async fn worker(&self, queues: &[&str]) -> Uuid {
+    pub(crate) async fn worker(&self, queues: &[&str]) -> Uuid {
         let id = Uuid::from_u128(fastrand::u128(..));
         sqlx::query("SELECT pgflow.start_worker($1, 'test', $2)")
             .bind(id)
@@ -135,7 +140,7 @@ impl Database {
     }
 
     /// Starts a run.
-    pub async fn start(&self, flow: &str, input: &Value) -> Uuid {
+    pub(crate) async fn start(&self, flow: &str, input: &Value) -> Uuid {
         sqlx::query_scalar("SELECT run_id FROM pgflow.start_flow($1, $2)")
             .bind(flow)
             .bind(input)
@@ -145,11 +150,11 @@ impl Database {
     }
 
     /// Reads and starts up to `limit` tasks of each queue.
-    pub async fn read(&self, worker: Uuid, queues: &[&str], limit: i32) -> Vec<Task> {
+    pub(crate) async fn read(&self, worker: Uuid, queues: &[&str], limit: i32) -> Vec<Task> {
         self.try_read(worker, queues, limit, None).await.expect("the queues are there")
     }
 
-    pub async fn try_read(
+    pub(crate) async fn try_read(
         &self,
         worker: Uuid,
         queues: &[&str],
@@ -167,13 +172,13 @@ impl Database {
     }
 
     /// Completes tasks, each with an output, and says what came of each.
-    pub async fn complete(&self, tasks: &[(Task, Value)]) -> Vec<String> {
+    pub(crate) async fn complete(&self, tasks: &[(Task, Value)]) -> Vec<String> {
         let mut connection = self.pool.acquire().await.expect("a connection");
         complete(&mut connection, tasks).await.expect("completing does not fail")
     }
 
     /// Fails tasks, each with an error, and says what came of each and after how many seconds it is tried again.
-    pub async fn fail(&self, tasks: &[(Task, &str)]) -> Vec<(String, Option<i32>)> {
+    pub(crate) async fn fail(&self, tasks: &[(Task, &str)]) -> Vec<(String, Option<i32>)> {
         sqlx::query_as("SELECT outcome, retry_in FROM pgflow.fail_tasks($1, $2, $3, $4)")
             .bind(tasks.iter().map(|(it, _)| it.run_id).collect::<Vec<_>>())
             .bind(tasks.iter().map(|(it, _)| it.step_slug.clone()).collect::<Vec<_>>())
@@ -185,7 +190,7 @@ impl Database {
     }
 
     /// Does all that these queues have and will have from it, with `handler` for each task; returns how many there were.
-    pub async fn drain(&self, queues: &[&str], mut handler: impl FnMut(&Task) -> Value) -> usize {
+    pub(crate) async fn drain(&self, queues: &[&str], mut handler: impl FnMut(&Task) -> Value) -> usize {
         let worker = self.worker(queues).await;
         let mut done = 0;
         loop {
@@ -208,12 +213,12 @@ impl Database {
     }
 
     /// The status of a run.
-    pub async fn status(&self, run: Uuid) -> String {
+    pub(crate) async fn status(&self, run: Uuid) -> String {
         self.get(&format!("SELECT status FROM pgflow.runs WHERE run_id = '{run}'")).await
     }
 
     /// The status of a step, with the reason if it was skipped.
-    pub async fn step(&self, run: Uuid, step: &str) -> String {
+    pub(crate) async fn step(&self, run: Uuid, step: &str) -> String {
         self.get(&format!(
             "SELECT status || coalesce(':' || skip_reason, '') FROM pgflow.step_states WHERE run_id = '{run}' AND step_slug = '{step}'"
         ))
@@ -221,13 +226,13 @@ impl Database {
     }
 
     /// What a run put out.
-    pub async fn output(&self, run: Uuid) -> Value {
+    pub(crate) async fn output(&self, run: Uuid) -> Value {
         let text = self.get(&format!("SELECT output FROM pgflow.runs WHERE run_id = '{run}'")).await;
         serde_json::from_str(&text).unwrap_or(Value::Null)
     }
 
     /// What must be true of every database at rest, whatever happened in it.
-    pub async fn check(&self) {
+    pub(crate) async fn check(&self) {
         for (rule, query) in RULES {
             let broken = self.count(&format!("SELECT count(*) FROM ({query}) broken")).await;
             assert_eq!(broken, 0, "{rule}");
@@ -319,7 +324,7 @@ impl Task {
     }
 }
 
-pub async fn get(connection: &mut PgConnection, query: &str) -> String {
+pub(crate) async fn get(connection: &mut PgConnection, query: &str) -> String {
     sqlx::query_scalar::<_, Option<String>>(&format!("SELECT ({query})::text"))
         .fetch_one(connection)
         .await
@@ -327,7 +332,7 @@ pub async fn get(connection: &mut PgConnection, query: &str) -> String {
         .unwrap_or_default()
 }
 
-pub async fn complete(
+pub(crate) async fn complete(
     connection: &mut PgConnection,
     tasks: &[(Task, Value)],
 ) -> Result<Vec<String>, sqlx::Error> {
@@ -340,7 +345,7 @@ pub async fn complete(
         .await
 }
 
-pub fn refusal(outcome: Result<(), sqlx::Error>, what: &str) -> (String, String) {
+pub(crate) fn refusal(outcome: Result<(), sqlx::Error>, what: &str) -> (String, String) {
     match outcome {
         Err(sqlx::Error::Database(error)) => {
             (error.code().unwrap_or_default().into_owned(), error.message().to_owned())
