@@ -3,6 +3,7 @@
 //! ```text
 //! laneway bench engine                       the product alone, in the front door
 //! laneway bench router                       the router, from its queue to a target
+//! laneway bench flow --targets               flows on Postgres, beside the loop of the original (feature `flow`)
 //! laneway-bench engine --workload W1,W3      beside the peers, with the same options
 //! laneway-bench events --targets             the events floor beside other designs of it
 //! ```
@@ -20,6 +21,8 @@ pub mod workload;
 
 pub mod engine;
 pub mod events;
+#[cfg(feature = "flow")]
+pub mod flow;
 pub mod router;
 
 pub mod child;

@@ -27,6 +27,9 @@ enum Bench {
     Events(EventsArgs),
     /// The router: from its queue to a target on loopback
     Router(Box<RouterArgs>),
+    /// Flows on a Postgres of their own, beside the loop of the original
+    #[cfg(feature = "flow")]
+    Flow(Box<laneway_bench::flow::FlowArgs>),
 }
 
 fn main() -> ExitCode {
@@ -38,10 +41,16 @@ fn main() -> ExitCode {
     if let Some(code) = router::serve() {
         return code;
     }
+    #[cfg(feature = "flow")]
+    if let Some(code) = laneway_bench::flow::serve() {
+        return code;
+    }
     let result = match Program::parse().bench {
         Bench::Engine(args) => engine::run(&args, &contenders).map(drop),
         Bench::Events(args) => events::run(&args, &designs).map(drop),
         Bench::Router(args) => router::run(&args),
+        #[cfg(feature = "flow")]
+        Bench::Flow(args) => laneway_bench::flow::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -20,7 +20,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 const GLANCE: Duration = Duration::from_millis(20);
 
 /// The same profile as the tests', so that nothing is compiled for this stage alone.
-const BUILD: &str = "build --profile test --package laneway --package laneway-events --package laneway-router --examples --all-features \
+const BUILD: &str = "build --profile test --package laneway --package laneway-events --package laneway-flow --package laneway-router --examples --all-features \
                      --message-format json-render-diagnostics";
 
 struct Example {

@@ -207,7 +207,7 @@ fn not_a_url(text: &str) -> Failure {
     Failure::Usage(format!("{text:?} is not the URL of a service; {DEFAULT_URL} would be one"))
 }
 
-fn connector() -> HttpsConnector<HttpConnector> {
+pub(crate) fn connector() -> HttpsConnector<HttpConnector> {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(true);

@@ -14,6 +14,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+#[cfg(feature = "flow")]
+use crate::commands::flow;
 use crate::commands::{
     bench, config, dead_letters, demo, doctor, groups, lanes, pools, seed, send, serve, top,
 };
@@ -81,6 +83,9 @@ enum Verb {
     DeadLetters(dead_letters::Options),
     /// A live view: pools, rates, deepest groups, sources, warnings
     Top(top::Options),
+    /// Durable multi-step work on Postgres: flows, their runs, and workers for them
+    #[cfg(feature = "flow")]
+    Flow(Box<flow::Options>),
     /// Check a configuration, or show the effective one
     Config(config::Options),
     /// Ask each configured broker whether it can be reached and keeps the order of groups, and how to mend it
@@ -115,6 +120,8 @@ fn run(verb: Verb) -> Result<(), Failure> {
         Verb::Pools(options) => pools::run(&options),
         Verb::DeadLetters(options) => dead_letters::run(&options),
         Verb::Top(options) => top::run(&options),
+        #[cfg(feature = "flow")]
+        Verb::Flow(options) => flow::run(&options),
         Verb::Config(options) => config::run(&options),
         Verb::Doctor(options) => doctor::run(&options),
         Verb::Demo(options) => demo::run(&options),

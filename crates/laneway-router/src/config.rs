@@ -116,6 +116,8 @@ pub struct Config {
     pub mediator: Mediation,
     /// The network ingress, if there is one.
     pub ingress: Option<ingress::Settings>,
+    /// The database of flows, if there is one.
+    pub flow_database: Option<Secret>,
     /// How long a shutdown drains.
     pub drain: Duration,
     /// Whether there are test targets: unless somebody says so, only where nobody else can reach them.
@@ -267,6 +269,7 @@ fn read(s: &mut Section<'_>) -> Config {
             "must have one, where there is neither a queue (laneway.queue.queues) nor an ingress",
         );
     }
+    let flow_database = s.section("flow", read_flow);
     let drain = s.section("shutdown", |s| s.duration("drain", Duration::ZERO..=LONGEST));
     let is_loopback = http.bind.ip().is_loopback();
     let test_targets = s.one_of("test-targets", &[("loopback", is_loopback), ("on", true), ("off", false)]);
@@ -280,6 +283,7 @@ fn read(s: &mut Section<'_>) -> Config {
         pools,
         mediator,
         ingress,
+        flow_database,
         drain,
         test_targets,
         shown: Vec::new(),
@@ -537,6 +541,19 @@ fn read_breaker(s: &mut Section<'_>) -> BreakerSettings {
         targets_max: s.integer("targets-max", 1..=10_000_000) as usize,
         ..BreakerSettings::default()
     }
+}
+
+fn read_flow(s: &mut Section<'_>) -> Option<Secret> {
+    let database = s.text("database");
+    if database.is_empty() {
+        return None;
+    }
+    if !cfg!(feature = "flow") {
+        s.problem("database", "must be empty: this program was built without the feature `flow`");
+    } else if !database.starts_with("postgres://") && !database.starts_with("postgresql://") {
+        s.problem("database", "must be a URL such as postgres://user:password@127.0.0.1:5432/name");
+    }
+    Some(Secret::new(database))
 }
 
 fn read_ingress(s: &mut Section<'_>) -> Option<ingress::Settings> {

@@ -78,6 +78,10 @@ pub enum StartError {
     /// The network ingress cannot be started.
     #[error(transparent)]
     Ingress(#[from] ingress::StartError),
+    /// The database of flows has a URL that is none.
+    #[cfg(feature = "flow")]
+    #[error("laneway.flow.database: {0}")]
+    FlowDatabase(sqlx::Error),
 }
 
 /// What a reload has done.
@@ -132,6 +136,9 @@ struct Inner {
     ingress: Mutex<Option<Ingress>>,
     ingress_address: Option<SocketAddr>,
     targets: Option<TestTargets>,
+    /// Connects when it is first asked something.
+    #[cfg(feature = "flow")]
+    flows: Option<sqlx::PgPool>,
     http_address: SocketAddr,
     server: Mutex<Option<api::Server>>,
     closing: AtomicBool,
@@ -186,6 +193,8 @@ impl Service {
             let text = "the test targets can be called from other machines, without a token; laneway.test-targets = off closes them";
             router.warnings().give("configuration", text);
         }
+        #[cfg(feature = "flow")]
+        let flows = flows(&config)?;
         let service = Service {
             inner: Arc::new(Inner {
                 config: Mutex::new(Arc::new(config)),
@@ -198,6 +207,8 @@ impl Service {
                 ingress_address: ingress.as_ref().map(Ingress::address),
                 ingress: Mutex::new(ingress),
                 targets,
+                #[cfg(feature = "flow")]
+                flows,
                 http_address,
                 server: Mutex::default(),
                 closing: AtomicBool::new(false),
@@ -226,6 +237,12 @@ impl Service {
     /// The test targets, if there are any.
     pub fn targets(&self) -> Option<&TestTargets> {
         self.inner.targets.as_ref()
+    }
+
+    /// The database of flows, if there is one.
+    #[cfg(feature = "flow")]
+    pub fn flows(&self) -> Option<&sqlx::PgPool> {
+        self.inner.flows.as_ref()
     }
 
     /// The configuration that is in force; what needs a restart is in it as it was at the start.
@@ -514,6 +531,15 @@ fn start_router(config: &Config, mediators: &Mediators) -> Result<Router, StartE
         router.add_pool(code, settings.clone())?;
     }
     Ok(router)
+}
+
+/// Connections to the database of flows: few, because every look is one short statement.
+#[cfg(feature = "flow")]
+fn flows(config: &Config) -> Result<Option<sqlx::PgPool>, StartError> {
+    let Some(url) = &config.flow_database else { return Ok(None) };
+    let options =
+        sqlx::postgres::PgPoolOptions::new().max_connections(4).acquire_timeout(Duration::from_secs(5));
+    options.connect_lazy(url.expose()).map(Some).map_err(StartError::FlowDatabase)
 }
 
 fn signer(config: &Config, own: &[crate::message::Secret]) -> Signer {

@@ -31,6 +31,9 @@ enum Floor {
     Events(EventsArgs),
     /// The router: from its queue to a target on loopback
     Router(Box<RouterArgs>),
+    /// Flows on a Postgres of their own, beside the loop of the original
+    #[cfg(feature = "flow")]
+    Flow(Box<laneway_bench::flow::FlowArgs>),
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
@@ -38,6 +41,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         Floor::Engine(arguments) => engine::run(arguments, &contenders::product()).map(drop)?,
         Floor::Events(arguments) => events::run(arguments, &events::product()).map(drop)?,
         Floor::Router(arguments) => router::run(arguments)?,
+        #[cfg(feature = "flow")]
+        Floor::Flow(arguments) => laneway_bench::flow::run(arguments)?,
     }
     Ok(())
 }
@@ -45,5 +50,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 /// Every measurement is a fresh process of this same binary. Does its work where this process is one, and returns nothing
 /// where it is not; the benchmark speaks to its children in a language of its own, so that this comes before the options.
 pub(crate) fn serve_as_child() -> Option<ExitCode> {
-    child::serve(&contenders::product()).or_else(|| events::serve(&events::product())).or_else(router::serve)
+    let code = child::serve(&contenders::product())
+        .or_else(|| events::serve(&events::product()))
+        .or_else(router::serve);
+    #[cfg(feature = "flow")]
+    let code = code.or_else(laneway_bench::flow::serve);
+    code
 }

@@ -13,6 +13,9 @@ pub(crate) mod top;
 pub(crate) mod dead_letters;
 pub(crate) mod pools;
 
+#[cfg(feature = "flow")]
+pub(crate) mod flow;
+
 pub(crate) mod bench;
 pub(crate) mod config;
 pub(crate) mod doctor;

@@ -11,6 +11,7 @@
 //! | `queues.rs` | sources, dead letters, quarantine |
 //! | `operating.rs` | breakers, warnings, ingress, stats, configuration, health |
 //! | `metrics.rs` | metrics |
+//! | `flow.rs` | flows, runs, their workers and queues (feature `flow`) |
 //! | `openapi.rs` | the description of all of them, made from the lists in the other files (`route.rs`) |
 
 mod server;
@@ -26,6 +27,9 @@ mod groups;
 mod queues;
 
 mod operating;
+
+#[cfg(feature = "flow")]
+mod flow;
 
 mod metrics;
 
@@ -44,8 +48,8 @@ use crate::source::embedded::{BATCH_MAX, EmbeddedQueue};
 use problem::Problem;
 use route::Route;
 
-/// All routes of our own; those of the test targets are beside them.
-fn all(has_targets: bool) -> Vec<Route> {
+/// All routes of our own, with those of flows where there is a database for them; those of the test targets are beside them.
+fn all(has_targets: bool, has_flows: bool) -> Vec<Route> {
     let mut all = Vec::new();
     all.extend(messages::routes());
     all.extend(pools::routes());
@@ -53,6 +57,12 @@ fn all(has_targets: bool) -> Vec<Route> {
     all.extend(queues::routes());
     all.extend(operating::routes());
     all.extend(metrics::routes());
+    #[cfg(feature = "flow")]
+    if has_flows {
+        all.extend(flow::routes());
+    }
+    #[cfg(not(feature = "flow"))]
+    debug_assert!(!has_flows, "the configuration refuses a database that nobody would use");
     let document = openapi::document(&all, has_targets);
     all.extend(openapi::routes(document));
     all
@@ -61,7 +71,7 @@ fn all(has_targets: bool) -> Vec<Route> {
 /// The whole API behind its guard.
 fn routes(service: Service) -> Router {
     let mut router = Router::new();
-    for route in all(service.targets().is_some()) {
+    for route in all(service.targets().is_some(), service.config().flow_database.is_some()) {
         router = router.route(route.path, route.handler);
     }
     let mut router = router.with_state(service.clone());
@@ -69,9 +79,20 @@ fn routes(service: Service) -> Router {
         router = router.nest("/api/test", targets.router());
     }
     let unknown = |request: axum::extract::Request| async move {
-        Problem::not_found(format!("there is nothing at {}", request.uri().path().escape_debug()))
+        let path = request.uri().path();
+        if path.starts_with("/api/flow") || path.starts_with("/api/runs") {
+            return Problem::not_found(flow_hint(path));
+        }
+        Problem::not_found(format!("there is nothing at {}", path.escape_debug()))
     };
     router.fallback(unknown).layer(from_fn_with_state(service, guard::guard))
+}
+
+/// What somebody should know who looks for flows where there are none.
+fn flow_hint(path: &str) -> String {
+    let hint =
+        "routes of flows are there when laneway.flow.database is set, in a program with the feature `flow`";
+    format!("there is nothing at {}: {hint}", path.escape_debug())
 }
 
 /// A queue by name. Without one it is the only queue, or, among several, `default`.

@@ -1,0 +1,612 @@
+//! Workers on a real Postgres: routing, isolation, order, retries, shutdown. The story of document 002's tests, in its order.
+
+mod support;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use laneway_flow::worker::StrategyKind;
+use laneway_flow::{
+    Action, Context, Definition, Failure, Flow, FlowError, OwnQueue, Settings, Skip, SkipCascade, Start,
+    Steps, Worker, client, queues,
+};
+use serde_json::{Value, json};
+use support::{Database, PATIENCE};
+use tokio::sync::Notify;
+use uuid::Uuid;
+
+queues! {
+    DataProcessor = "data_processor";
+    EmailWorker = "email_worker";
+}
+
+/// Which steps ran on which queue, as their handlers saw it.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<(String, String)>>>);
+
+impl Log {
+    fn note<F>(&self, context: &Context<F>) {
+        self.0.lock().unwrap().push((context.step().to_owned(), context.queue().to_owned()));
+    }
+
+    fn seen(&self) -> Vec<(String, String)> {
+        let mut seen = self.0.lock().unwrap().clone();
+        seen.sort();
+        seen
+    }
+}
+
+/// The document's flow: a default queue, a step that is routed elsewhere, and one that is completed by hand.
+#[derive(Default)]
+struct DataFlow {
+    log: Log,
+}
+
+impl Flow for DataFlow {
+    const SLUG: &'static str = "data_flow";
+    type Input = String;
+    type Queues = (DataProcessor, EmailWorker);
+
+    fn steps(&self, flow: &mut Steps<Self>) {
+        let (fetched, notified) = (self.log.clone(), self.log.clone());
+        let fetch = flow.step("fetch").run(move |url: String, context: Context<Self>| {
+            fetched.note(&context);
+            async move { Ok(url.len()) }
+        });
+        let notify =
+            flow.step("notify").after(&fetch).queue(EmailWorker).run(move |length: usize, context| {
+                notified.note(&context);
+                async move { Ok(format!("{length} characters")) }
+            });
+        flow.step("debug").after((&fetch, &notify)).manual::<bool>();
+    }
+}
+
+fn quick() -> Settings {
+    Settings { heartbeat_seconds: 1, dead_after_seconds: 3, shutdown_seconds: 10, ..Settings::default() }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tasks_go_to_the_queues_of_their_steps_and_only_their_workers_do_them() {
+    let database = Database::start().await;
+    let (data, email) = (DataFlow::default(), DataFlow::default());
+    let emails =
+        Worker::on(&database.pool).serve(email.define().unwrap().on(EmailWorker)).start().await.unwrap();
+    let run = Start::of::<DataFlow>(&"http://example".to_owned()).unwrap().on(&database.pool).await.unwrap();
+    assert_eq!(database.count("SELECT count(*) FROM pgmq.q_data_processor").await, 1);
+    assert_eq!(database.count("SELECT count(*) FROM pgmq.q_email_worker").await, 0);
+    assert_eq!(emails.stats().taken, 0, "what is not on its queue is not its own");
+
+    let processing = data.define().unwrap().on(DataProcessor);
+    let processors = Worker::on(&database.pool).serve(processing).settings(quick()).start().await.unwrap();
+    let manual = "SELECT count(*) FROM pgflow.step_tasks WHERE step_slug = 'debug' AND status = 'started' AND message_id IS NULL";
+    database.until(manual, 1).await;
+    assert_eq!(data.log.seen(), [("fetch".to_owned(), "data_processor".to_owned())]);
+    assert_eq!(email.log.seen(), [("notify".to_owned(), "email_worker".to_owned())]);
+
+    assert!(client::complete(&database.pool, run, "debug", 0, &json!(true)).await.unwrap());
+    let state = database.end_of(run).await;
+    assert_eq!((state.status(), state.output()), ("completed", &json!({"debug": true})));
+    assert!(!client::complete(&database.pool, run, "debug", 0, &json!(false)).await.unwrap(), "it was over");
+    assert_eq!(processors.stop().await.stats.completed, 1);
+    assert_eq!(emails.stop().await.stats.completed, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hundred_flows_over_five_queues_end_whatever_the_strategy() {
+    let database = Database::start().await;
+    let definition = |flow: usize| {
+        let text = format!(
+            r#"{{"slug":"test_flow_{flow}","queue":"worker_{}","steps":[{{"slug":"only"}}]}}"#,
+            flow % 5
+        );
+        Definition::from_json(&text).unwrap()
+    };
+    let seen: Arc<Mutex<Vec<(String, String)>>> = Arc::default();
+    let serve = |strategy: StrategyKind, flows: Vec<usize>| {
+        let mut builder = Worker::on(&database.pool).settings(Settings { strategy, ..quick() });
+        for flow in flows {
+            let seen = seen.clone();
+            let action = Action::plain(move |task| {
+                seen.lock().unwrap().push((task.flow.clone(), task.queue.clone()));
+                async move { Ok(task.flow_input.clone().unwrap()) }
+            });
+            builder = builder.serve_data(definition(flow), HashMap::from([("only".to_owned(), action)]));
+        }
+        builder.start()
+    };
+    // One worker per queue, as in the document; the last one serves two queues.
+    let strategies =
+        [StrategyKind::RoundRobin, StrategyKind::Priority, StrategyKind::Weighted, StrategyKind::RoundRobin];
+    let mut workers = Vec::new();
+    for (queue, strategy) in strategies.into_iter().enumerate() {
+        let mine = |flow: &usize| flow % 5 == queue || (queue == 3 && flow % 5 == 4);
+        workers.push(serve(strategy, (0..100).filter(mine).collect()).await.unwrap());
+    }
+    let mut runs = Vec::new();
+    for flow in 0..100 {
+        let start = Start::named(&format!("test_flow_{flow}"), json!(flow));
+        runs.push((flow, start.on(&database.pool).await.unwrap()));
+    }
+    for (flow, run) in runs {
+        assert_eq!(database.end_of(run).await.output(), &json!({"only": flow}));
+    }
+    let mut taken = 0;
+    for worker in workers {
+        let stopped = worker.stop().await;
+        assert_eq!(stopped.stats.taken, stopped.stats.completed, "every task was done once");
+        taken += stopped.stats.taken;
+    }
+    assert_eq!(taken, 100);
+    let seen = seen.lock().unwrap();
+    let right = |(flow, queue): &(String, String)| {
+        let number: usize = flow.trim_start_matches("test_flow_").parse().unwrap();
+        *queue == format!("worker_{}", number % 5)
+    };
+    assert!(seen.len() == 100 && seen.iter().all(right), "{seen:?}");
+}
+
+struct Sums;
+
+impl Flow for Sums {
+    const SLUG: &'static str = "sums";
+    type Input = u64;
+    type Queues = (OwnQueue,);
+
+    fn steps(&self, flow: &mut Steps<Self>) {
+        let numbers = flow.array("numbers").run(|upto: u64, _| async move { Ok((0..upto).collect()) });
+        let squares = flow.map("squares", &numbers).run(|number: u64, _| async move { Ok(number * number) });
+        flow.step("sum").after((&numbers, &squares)).run(
+            |(numbers, squares): (Vec<u64>, Vec<u64>), context| async move {
+                let wrong =
+                    numbers.iter().zip(&squares).find(|(number, square)| *number * *number != **square);
+                match wrong {
+                    Some(pair) => Err(Failure::fatal(format!("out of order: {pair:?} in {context:?}"))),
+                    None if numbers.len() != squares.len() => Err(Failure::fatal("some are missing")),
+                    None => Ok(squares.iter().sum::<u64>()),
+                }
+            },
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_map_gives_its_results_in_order_and_an_empty_one_gives_none() {
+    let database = Database::start().await;
+    let worker = Worker::on(&database.pool).serve(Sums.define().unwrap()).start().await.unwrap();
+    for upto in [0, 1, 137] {
+        let run = Start::of::<Sums>(&upto).unwrap().on(&database.pool).await.unwrap();
+        let state = database.end_of(run).await;
+        let sum = (0..upto).map(|number| number * number).sum::<u64>();
+        assert_eq!(state.output_of::<u64>("sum"), Some(sum), "{:#}", state.json());
+    }
+    worker.stop().await;
+}
+
+/// What a step does with its text: the names of the ways to fail.
+struct Trials {
+    attempts: Arc<AtomicUsize>,
+}
+
+impl Flow for Trials {
+    const SLUG: &'static str = "trials";
+    type Input = String;
+    type Queues = (OwnQueue,);
+
+    fn steps(&self, flow: &mut Steps<Self>) {
+        let attempts = self.attempts.clone();
+        let trial = flow
+            .step("trial")
+            .max_attempts(3)
+            .base_delay(Duration::ZERO)
+            .timeout(Duration::from_secs(1))
+            .exhausted(Skip)
+            .run(move |way: String, context: Context<Self>| {
+                attempts.fetch_add(1, SeqCst);
+                async move {
+                    match (way.as_str(), context.attempt()) {
+                        ("second", 1) | ("never", _) => Err(Failure::new("not yet")),
+                        ("panics", 1) => panic!("as asked"),
+                        ("slow", 1) => std::future::pending().await,
+                        ("fatal", _) => Err(Failure::fatal("no use")),
+                        _ => Ok(context.attempt()),
+                    }
+                }
+            });
+        flow.step("after").after(&trial).run(|attempt: Option<u32>, _| async move { Ok(attempt) });
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn failures_are_tried_again_as_often_as_the_step_says() {
+    let database = Database::start().await;
+    let attempts = Arc::new(AtomicUsize::new(0));
+    let flow = Trials { attempts: attempts.clone() }.define().unwrap();
+    let worker = Worker::on(&database.pool).serve(flow).start().await.unwrap();
+    let cases = [
+        ("fine", 1, json!(1)),
+        ("second", 2, json!(2)),
+        ("panics", 2, json!(2)),
+        ("slow", 2, json!(2)),
+        ("never", 3, Value::Null),
+        ("fatal", 1, Value::Null),
+    ];
+    for (way, expected, output) in cases {
+        attempts.store(0, SeqCst);
+        let run = Start::of::<Trials>(&way.to_owned()).unwrap().on(&database.pool).await.unwrap();
+        let state = database.end_of(run).await;
+        assert_eq!(
+            (attempts.load(SeqCst), state.output()),
+            (expected, &json!({"after": output})),
+            "{way}: {:#}",
+            state.json()
+        );
+        let status = if output.is_null() { "skipped" } else { "completed" };
+        assert_eq!(state.step_status("trial"), Some(status), "{way}");
+    }
+    let stats = worker.stop().await.stats;
+    assert_eq!((stats.retried, stats.failed), (5, 2));
+}
+
+struct Saga;
+
+impl Flow for Saga {
+    const SLUG: &'static str = "saga";
+    type Input = Value;
+    type Queues = (OwnQueue,);
+
+    fn steps(&self, flow: &mut Steps<Self>) {
+        let book =
+            flow.step("book").max_attempts(1).exhausted(SkipCascade).run(|order: Value, _| async move {
+                if order["soldOut"] == true { Err(Failure::new("sold out")) } else { Ok(7_u32) }
+            });
+        let charge = flow.step("charge").after(&book).run(|seat: u32, _| async move { Ok(seat * 100) });
+        flow.step("ticket").after(&charge).run(|cents: u32, _| async move { Ok(format!("paid {cents}")) });
+        flow.step("apologise")
+            .when(json!({"soldOut": true}), SkipCascade)
+            .run(|_: Value, _| async move { Ok("sorry".to_owned()) });
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_skip_takes_everything_behind_it_along() {
+    let database = Database::start().await;
+    let worker = Worker::on(&database.pool).serve(Saga.define().unwrap()).start().await.unwrap();
+    let run = Start::of::<Saga>(&json!({"soldOut": true})).unwrap().on(&database.pool).await.unwrap();
+    let state = database.end_of(run).await;
+    let statuses =
+        ["book", "charge", "ticket", "apologise"].map(|step| state.step_status(step).unwrap().to_owned());
+    assert_eq!(statuses, ["skipped", "skipped", "skipped", "completed"]);
+    assert_eq!(state.status(), "completed");
+    let run = Start::of::<Saga>(&json!({})).unwrap().on(&database.pool).await.unwrap();
+    let state = database.end_of(run).await;
+    assert_eq!(state.output_of::<String>("ticket").as_deref(), Some("paid 700"), "{:#}", state.json());
+    assert_eq!(state.step_status("apologise"), Some("skipped"));
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_is_part_of_the_callers_transaction_and_counts_once() {
+    let database = Database::start().await;
+    client::compile(&database.pool, Sums.define().unwrap().definition(), false).await.unwrap();
+    let start = || Start::of::<Sums>(&3).unwrap().idempotency_key("order-7");
+    let mut transaction = database.pool.begin().await.unwrap();
+    start().on(&mut *transaction).await.unwrap();
+    transaction.rollback().await.unwrap();
+    assert_eq!(database.count("SELECT count(*) FROM pgflow.runs").await, 0);
+    assert_eq!(database.count("SELECT count(*) FROM pgmq.q_sums").await, 0, "its messages are gone as well");
+    let run = start().on(&database.pool).await.unwrap();
+    assert_eq!(start().on(&database.pool).await.unwrap(), run, "a repetition is the first one");
+    let other = Start::of::<Sums>(&4).unwrap().idempotency_key("order-7").on(&database.pool).await;
+    assert!(matches!(other, Err(FlowError::Conflict(_))), "{other:?}");
+    assert_eq!(database.count("SELECT count(*) FROM pgflow.runs").await, 1);
+}
+
+/// Books twice in its transaction, and fails on its first attempt after having written.
+struct Booking;
+
+impl Flow for Booking {
+    const SLUG: &'static str = "booking";
+    type Input = i64;
+    type Queues = (OwnQueue,);
+
+    fn steps(&self, flow: &mut Steps<Self>) {
+        flow.step("book").base_delay(Duration::ZERO).commit(
+            |cents: i64, connection, context: Context<Self>| {
+                Box::pin(async move {
+                    sqlx::query("INSERT INTO bookings VALUES ($1)").bind(cents).execute(connection).await?;
+                    if context.attempt() == 1 { Err(Failure::new("after the write")) } else { Ok(cents) }
+                })
+            },
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_handler_writes_in_the_completing_transaction_is_written_once() {
+    let database = Database::start().await;
+    sqlx::query("CREATE TABLE bookings (cents bigint)").execute(&database.pool).await.unwrap();
+    let worker = Worker::on(&database.pool).serve(Booking.define().unwrap()).start().await.unwrap();
+    let runs = client::start_many(&database.pool, "booking", &(0..20).collect::<Vec<i64>>()).await.unwrap();
+    for run in runs {
+        assert_eq!(database.end_of(run).await.status(), "completed");
+    }
+    assert_eq!(database.count("SELECT count(*) FROM bookings").await, 20);
+    assert_eq!(database.count("SELECT count(DISTINCT cents) FROM bookings").await, 20);
+    worker.stop().await;
+}
+
+/// Notes when each run begins and ends.
+#[derive(Clone, Default)]
+struct Accounts {
+    open: Arc<Mutex<HashMap<String, u64>>>,
+    order: Arc<Mutex<HashMap<String, Vec<u64>>>>,
+    overlaps: Arc<AtomicUsize>,
+}
+
+impl Flow for Accounts {
+    const SLUG: &'static str = "accounts";
+    const KEY: &'static [&'static str] = &["account"];
+    type Input = Value;
+    type Queues = (OwnQueue,);
+
+    fn steps(&self, flow: &mut Steps<Self>) {
+        let (first, last) = (self.clone(), self.clone());
+        let begin = flow.step("begin").run(move |input: Value, context: Context<Self>| {
+            let account = context.key().unwrap_or_default().to_owned();
+            let number = input["number"].as_u64().unwrap();
+            if first.open.lock().unwrap().insert(account.clone(), number).is_some() {
+                first.overlaps.fetch_add(1, SeqCst);
+            }
+            async move { Ok((account, number)) }
+        });
+        flow.step("end").after(&begin).run(move |(account, number): (String, u64), _| {
+            last.open.lock().unwrap().remove(&account);
+            last.order.lock().unwrap().entry(account).or_default().push(number);
+            async move { Ok(number) }
+        });
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn runs_of_one_key_go_one_after_another() {
+    let database = Database::start().await;
+    let accounts = Accounts::default();
+    let workers = [
+        Worker::on(&database.pool).serve(accounts.define().unwrap()).start().await.unwrap(),
+        Worker::on(&database.pool).serve(accounts.define().unwrap()).start().await.unwrap(),
+    ];
+    let inputs: Vec<Value> =
+        (0..60).map(|number| json!({"account": format!("a{}", number % 3), "number": number})).collect();
+    let runs = client::start_many(&database.pool, "accounts", &inputs).await.unwrap();
+    for run in runs {
+        assert_eq!(database.end_of(run).await.status(), "completed");
+    }
+    assert_eq!(accounts.overlaps.load(SeqCst), 0, "two runs of a key at once");
+    for (account, order) in accounts.order.lock().unwrap().iter() {
+        let first: u64 = account[1..].parse().unwrap();
+        assert_eq!(*order, (0..20).map(|turn| first + 3 * turn).collect::<Vec<u64>>(), "account {account}");
+    }
+    for worker in workers {
+        worker.stop().await;
+    }
+}
+
+/// Waits for a signal in its handler.
+#[derive(Clone)]
+struct Gate {
+    entered: Arc<AtomicUsize>,
+    came: Arc<Notify>,
+    open: Arc<tokio::sync::Semaphore>,
+}
+
+impl Gate {
+    fn new() -> Self {
+        Self { entered: Arc::default(), came: Arc::default(), open: Arc::new(tokio::sync::Semaphore::new(0)) }
+    }
+
+    async fn wait_for(&self, entered: usize) {
+        let reached = async {
+            while self.entered.load(SeqCst) < entered {
+                self.came.notified().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, reached).await.expect("the handlers begin");
+    }
+}
+
+impl Flow for Gate {
+    const SLUG: &'static str = "gate";
+    type Input = u32;
+    type Queues = (OwnQueue,);
+
+    fn steps(&self, flow: &mut Steps<Self>) {
+        let gate = self.clone();
+        flow.step("wait").run(move |number: u32, _| {
+            let gate = gate.clone();
+            async move {
+                gate.entered.fetch_add(1, SeqCst);
+                gate.came.notify_one();
+                gate.open.acquire().await?.forget();
+                Ok(number)
+            }
+        });
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_finishes_what_runs_and_hands_back_the_rest() {
+    let database = Database::start().await;
+    let gate = Gate::new();
+    // Two slots, but four tasks in hand: two of them wait in their lanes.
+    let settings = Settings { max_concurrent: 2, shutdown_seconds: 1, ..quick() };
+    let worker =
+        Worker::on(&database.pool).serve(gate.define().unwrap()).settings(settings).start().await.unwrap();
+    let runs = client::start_many(&database.pool, "gate", &[1, 2, 3]).await.unwrap();
+    gate.wait_for(2).await;
+    gate.open.add_permits(1);
+    // One finishes, the third begins; the second and the third never end.
+    gate.wait_for(3).await;
+    let stopped = worker.stop().await;
+    assert_eq!((stopped.stats.completed, stopped.handed_back), (1, 2));
+    assert_eq!(
+        database
+            .count("SELECT count(*) FROM pgflow.step_tasks WHERE status = 'queued' AND attempts_count = 0")
+            .await,
+        2
+    );
+
+    gate.open.add_permits(10);
+    let other = Worker::on(&database.pool).serve(gate.define().unwrap()).start().await.unwrap();
+    for run in runs {
+        assert_eq!(database.end_of(run).await.status(), "completed");
+    }
+    let stats = other.stop().await.stats;
+    assert_eq!((stats.taken, stats.completed), (2, 2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_tasks_of_a_dead_worker_go_to_another() {
+    let database = Database::start().await;
+    let gate = Gate::new();
+    let dead =
+        Worker::on(&database.pool).serve(gate.define().unwrap()).settings(quick()).start().await.unwrap();
+    let run = Start::of::<Gate>(&1).unwrap().on(&database.pool).await.unwrap();
+    gate.wait_for(1).await;
+    drop(dead);
+    let heir =
+        Worker::on(&database.pool).serve(gate.define().unwrap()).settings(quick()).start().await.unwrap();
+    gate.wait_for(2).await;
+    gate.open.add_permits(10);
+    assert_eq!(database.end_of(run).await.status(), "completed");
+    assert_eq!(database.count("SELECT count(*) FROM pgflow.step_tasks WHERE status = 'completed'").await, 1);
+    assert_eq!(heir.stop().await.stats.completed, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_task_stays_with_its_worker_as_long_as_that_lives() {
+    let database = Database::start().await;
+    let gate = Gate::new();
+    let settings = || Settings { visibility_timeout: 1, ..quick() };
+    let workers = [
+        Worker::on(&database.pool).serve(gate.define().unwrap()).settings(settings()).start().await.unwrap(),
+        Worker::on(&database.pool).serve(gate.define().unwrap()).settings(settings()).start().await.unwrap(),
+    ];
+    let run = Start::of::<Gate>(&1).unwrap().on(&database.pool).await.unwrap();
+    gate.wait_for(1).await;
+    // Three times its visibility: without signs of life another worker would have it by then.
+    database
+        .until("SELECT (now() > started_at + interval '3 seconds')::int::bigint FROM pgflow.step_tasks", 1)
+        .await;
+    gate.open.add_permits(10);
+    assert_eq!(database.end_of(run).await.status(), "completed");
+    assert_eq!(gate.entered.load(SeqCst), 1, "it began once");
+    for worker in workers {
+        worker.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancelled_run_ends_its_handlers() {
+    let database = Database::start().await;
+    let gate = Gate::new();
+    let worker =
+        Worker::on(&database.pool).serve(gate.define().unwrap()).settings(quick()).start().await.unwrap();
+    let run = Start::of::<Gate>(&1).unwrap().on(&database.pool).await.unwrap();
+    gate.wait_for(1).await;
+    assert!(client::cancel(&database.pool, run, Some("not wanted any more")).await.unwrap());
+    assert_eq!(database.end_of(run).await.status(), "cancelled");
+    let gone = async {
+        while worker.stats().in_hand > 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await; // paced: the next sign of life finds out
+        }
+    };
+    tokio::time::timeout(PATIENCE, gone).await.expect("the handler is ended");
+    assert_eq!(worker.stop().await.stats.completed, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_changed_shape_and_an_unknown_queue_are_refused_in_words() {
+    let database = Database::start().await;
+    let flow = |text: &str| Definition::from_json(text).unwrap();
+    let first = flow(r#"{"slug":"shape","steps":[{"slug":"a"},{"slug":"b","dependsOn":["a"]}]}"#);
+    assert_eq!(client::compare(&database.pool, &first).await.unwrap(), client::Verdict::Missing);
+    client::compile(&database.pool, &first, false).await.unwrap();
+    assert_eq!(client::compare(&database.pool, &first).await.unwrap(), client::Verdict::Same);
+    let patient =
+        flow(r#"{"slug":"shape","timeout":99,"steps":[{"slug":"a"},{"slug":"b","dependsOn":["a"]}]}"#);
+    let verdict = client::compare(&database.pool, &patient).await.unwrap();
+    assert!(matches!(verdict, client::Verdict::Compatible(_)), "{verdict:?}");
+    let other = flow(r#"{"slug":"shape","steps":[{"slug":"a"},{"slug":"c","dependsOn":["a"]}]}"#);
+    let refused =
+        Worker::on(&database.pool).serve_data(other, HashMap::new()).start().await.unwrap_err().to_string();
+    assert!(refused.contains("\"shape\"") && refused.contains('c'), "{refused}");
+    let lost = Settings { queue_name: Some("elsewhere".into()), ..Settings::default() };
+    let refused = Worker::on(&database.pool).serve_data(first, HashMap::new()).settings(lost).start().await;
+    let words = refused.unwrap_err().to_string();
+    assert!(
+        words.contains("Queue \"elsewhere\" is not used by flow \"shape\". Available queues: shape"),
+        "{words}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_that_was_dropped_by_hand_is_made_again_and_nothing_is_lost() {
+    let database = Database::start().await;
+    client::compile(&database.pool, Sums.define().unwrap().definition(), false).await.unwrap();
+    let run = Start::of::<Sums>(&5).unwrap().on(&database.pool).await.unwrap();
+    sqlx::query("SELECT pgmq.drop_queue('sums')").execute(&database.pool).await.unwrap();
+    let troubles: Arc<Mutex<Vec<String>>> = Arc::default();
+    let told = troubles.clone();
+    let worker = Worker::on(&database.pool).serve(Sums.define().unwrap());
+    let worker =
+        worker.on_trouble(move |what| told.lock().unwrap().push(what.to_owned())).start().await.unwrap();
+    assert_eq!(
+        database.end_of(run).await.output_of::<u64>("sum"),
+        Some(30),
+        "dropped before the worker came"
+    );
+    // Dropped under its hands, with a task in it: that of the second run.
+    let mut transaction = database.pool.begin().await.unwrap();
+    let run = Start::of::<Sums>(&5).unwrap().on(&mut *transaction).await.unwrap();
+    sqlx::query("SELECT pgmq.drop_queue('sums')").execute(&mut *transaction).await.unwrap();
+    transaction.commit().await.unwrap();
+    assert_eq!(database.end_of(run).await.output_of::<u64>("sum"), Some(30), "dropped while it worked");
+    assert!(troubles.lock().unwrap().iter().any(|what| what.contains("sums")), "{troubles:?}");
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn outputs_over_the_limit_and_wrong_inputs_fail_their_task_only() {
+    let database = Database::start().await;
+    sqlx::query("UPDATE pgflow.limits SET max_payload_bytes = 2000").execute(&database.pool).await.unwrap();
+    let definition =
+        Definition::from_json(r#"{"slug":"sizes","steps":[{"slug":"grow","maxAttempts":2,"baseDelay":0}]}"#)
+            .unwrap();
+    let grow = Action::plain(|task| async move {
+        let size: usize = task.flow_input.as_ref().unwrap().get().parse()?;
+        Ok(serde_json::value::to_raw_value(&"x".repeat(size))?)
+    });
+    let actions = HashMap::from([("grow".to_owned(), grow)]);
+    let worker = Worker::on(&database.pool).serve_data(definition, actions).start().await.unwrap();
+    let big = Start::named("sizes", json!(100_000)).on(&database.pool).await.unwrap();
+    let wrong = Start::named("sizes", json!("no number")).on(&database.pool).await.unwrap();
+    let small = Start::named("sizes", json!(10)).on(&database.pool).await.unwrap();
+    assert_eq!(database.end_of(small).await.status(), "completed");
+    let state = database.end_of(big).await;
+    assert!(
+        state.status() == "failed" && state.json().to_string().contains("over the limit"),
+        "{:#}",
+        state.json()
+    );
+    assert_eq!(database.end_of(wrong).await.status(), "failed");
+    let refused = Start::named("sizes", json!("y".repeat(3_000))).on(&database.pool).await;
+    assert!(matches!(refused, Err(FlowError::TooLarge(_))), "{refused:?}");
+    let unknown = Start::named("nowhere", json!(1)).on(&database.pool).await;
+    assert!(matches!(unknown, Err(FlowError::Unknown(_))), "{unknown:?}");
+    let nobody = client::run(&database.pool, Uuid::nil()).await;
+    assert!(matches!(nobody, Err(FlowError::Unknown(_))), "{nobody:?}");
+    worker.stop().await;
+}

@@ -1,0 +1,1 @@
+//! Empty: see the manifest. Nothing calls this, and nothing is handed to it.
