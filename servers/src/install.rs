@@ -9,19 +9,34 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::postgres;
 use crate::process::{is_root, run};
+use crate::{axe, chromedriver, postgres};
 
 /// Asked by every package before it starts its service.
 const POLICY: &str = "/usr/sbin/policy-rc.d";
 
 /// Packages of Debian, and a file by which one sees that each is there.
-const PACKAGES: &[(&str, &str)] = &[(postgres::PACKAGE, "/usr/lib/postgresql")];
+const PACKAGES: &[(&str, &str)] = &[
+    (postgres::PACKAGE, "/usr/lib/postgresql"),
+    (chromedriver::PACKAGES[0], "/usr/bin/chromium"),
+    (chromedriver::PACKAGES[1], "/usr/bin/chromedriver"),
+];
+
+/// What brings `npm`, where nobody else has.
+const NPM: &str = "npm";
 
 /// Installs what is missing.
 pub fn install() -> Result<()> {
-    let missing: Vec<&str> =
+    install_packages()?;
+    axe::install()
+}
+
+fn install_packages() -> Result<()> {
+    let mut missing: Vec<&str> =
         PACKAGES.iter().filter(|(_, file)| !Path::new(file).exists()).map(|(package, _)| *package).collect();
+    if run(Command::new(NPM).arg("--version")).is_err() {
+        missing.push(NPM);
+    }
     if missing.is_empty() {
         return Ok(());
     }

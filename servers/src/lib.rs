@@ -6,6 +6,8 @@
 //!
 //! The files are one per server, in the order in which they were needed; what they share is in `process.rs`.
 
+pub mod axe;
+pub mod chromedriver;
 pub mod install;
 pub mod postgres;
 pub mod process;

@@ -10,6 +10,8 @@
 //! | `groups.rs` | groups, in-flight |
 //! | `queues.rs` | sources, dead letters, quarantine |
 //! | `operating.rs` | breakers, warnings, ingress, stats, configuration, health |
+//! | `looking.rs` | search, failures, audit, slots |
+//! | `dashboard.rs` | the dashboard's files, history, stream |
 //! | `metrics.rs` | metrics |
 //! | `openapi.rs` | the description of all of them, made from the lists in the other files (`route.rs`) |
 
@@ -27,6 +29,9 @@ mod queues;
 
 mod operating;
 
+mod dashboard;
+mod looking;
+
 mod metrics;
 
 mod openapi;
@@ -37,6 +42,7 @@ use std::time::SystemTime;
 use axum::Router;
 use axum::middleware::from_fn_with_state;
 
+pub(crate) use looking::glance;
 pub(crate) use server::{Server, serve};
 
 use crate::service::Service;
@@ -45,13 +51,17 @@ use problem::Problem;
 use route::Route;
 
 /// All routes of our own; those of the test targets are beside them.
-fn all(has_targets: bool) -> Vec<Route> {
+fn all(has_targets: bool, has_dashboard: bool) -> Vec<Route> {
     let mut all = Vec::new();
     all.extend(messages::routes());
     all.extend(pools::routes());
     all.extend(groups::routes());
     all.extend(queues::routes());
     all.extend(operating::routes());
+    all.extend(looking::routes());
+    if has_dashboard {
+        all.extend(dashboard::routes());
+    }
     all.extend(metrics::routes());
     let document = openapi::document(&all, has_targets);
     all.extend(openapi::routes(document));
@@ -61,8 +71,11 @@ fn all(has_targets: bool) -> Vec<Route> {
 /// The whole API behind its guard.
 fn routes(service: Service) -> Router {
     let mut router = Router::new();
-    for route in all(service.targets().is_some()) {
+    for route in all(service.targets().is_some(), service.history().is_some()) {
         router = router.route(route.path, route.handler);
+    }
+    if service.history().is_some() {
+        router = router.merge(dashboard::pages());
     }
     let mut router = router.with_state(service.clone());
     if let Some(targets) = service.targets() {
