@@ -388,7 +388,7 @@ async fn dashboard(spec: &Spec) -> Result<Outcome> {
         let batch = (from..messages.min(from + 1_000)).map(|number| {
             let group = zipf.next();
             let text = format!(
-                r#"{{"id":"m-{number}","poolCode":"DEFAULT-POOL","mediationType":"SIMULATED","mediationTarget":"","messageGroupId":"group-{group}"}}"#
+                r#"{{"id":"m-{number}","poolCode":"DEFAULT-POOL","mediationType":"SIMULATED","mediationTarget":"1us","messageGroupId":"group-{group}"}}"#
             );
             Publication::new(text).group(format!("group-{group}"))
         });

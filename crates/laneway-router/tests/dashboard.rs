@@ -147,7 +147,7 @@ async fn was_quiet(browser: &Browser, stage: &Stage) {
 }
 
 const PAGES: [(&str, &str, &str); 6] = [
-    ("overview", "#/", "document.querySelector('#chart-bars li')"),
+    ("overview", "#/", "document.querySelector('#chart-bars .bars li')"),
     ("group", "#/group/billing/invoice-stuck", "document.querySelector('#why')?.textContent"),
     ("pools", "#/pools", "document.querySelector('main table')"),
     ("pool", "#/pools/orders", "document.querySelector('.slots li')"),
@@ -165,10 +165,10 @@ async fn the_pictures_show_what_the_api_says_and_go_on() {
     browser.look(1440, 1000, false).await;
     browser.open(&format!("{}/", stage.base())).await;
     browser.until("document.querySelector('#live').dataset.state === 'live'").await;
-    browser.until("document.querySelectorAll('#chart-bars li').length > 3").await;
+    browser.until("document.querySelectorAll('#chart-bars .bars li').length > 3").await;
     // Everything of one second: the picture and the numbers that it was drawn from, which must be those of the API.
     let read = "import('/dashboard/api.js').then(async ({ history }) => { const whole = await (await fetch('/api/history')).json(); \
-        const bars = [...document.querySelectorAll('#chart-bars li')].map((it) => [it.dataset.name, Number(it.dataset.value)]); \
+        const bars = [...document.querySelectorAll('#chart-bars .bars li')].map((it) => [it.dataset.name, Number(it.dataset.value)]); \
         const lines = Object.fromEntries(['depth', 'utilisation', 'throughput', 'percentiles'].map((it) => [it, JSON.parse(document.querySelector('#chart-' + it).dataset.now)])); \
         const heat = [...document.querySelectorAll('#chart-latency .lane[data-name]')].map((it) => [it.dataset.name, Number(it.dataset.worst)]); \
         return whole.number === history.number ? { whole, bars, lines, heat } : null; })";
@@ -495,7 +495,7 @@ impl Source for Odd {
                 .enumerate()
                 .map(|(place, name)| {
                     let id = (from + place) as u64 + 1;
-                    let text = json!({ "id": format!("<i>{id}</i>"), "poolCode": "DEFAULT-POOL", "mediationType": "SIMULATED", "mediationTarget": "1h" });
+                    let text = json!({ "id": format!("<i>{id}</i>"), "poolCode": "DEFAULT-POOL", "mediationType": "SIMULATED", "mediationTarget": "3600s" });
                     let (group, text) = (Some(name.as_str().into()), text.to_string().into_bytes().into());
                     Delivery { id, receipt: Receipt(id.to_string().into()), group, text, attempt: 1 }
                 })
@@ -549,9 +549,9 @@ async fn names_that_are_markup_endless_or_written_from_right_to_left_do_no_harm_
     let browser = Browser::start().await;
     let opened = Instant::now();
     browser.open(&format!("{}/", stage.base())).await;
-    browser.until("document.querySelectorAll('#chart-bars li').length > 3").await;
+    browser.until("document.querySelectorAll('#chart-bars .bars li').length > 3").await;
     assert!(opened.elapsed() < Duration::from_secs(10), "{:?} for a page", opened.elapsed());
-    let shown = browser.until("(() => { const names = [...document.querySelectorAll('#chart-bars li')].map((it) => it.dataset.name); return names.some((it) => it.startsWith('endless')) && names; })()").await;
+    let shown = browser.until("(() => { const names = [...document.querySelectorAll('#chart-bars .bars li')].map((it) => it.dataset.name); return names.some((it) => it.startsWith('endless')) && names; })()").await;
     let shown: Vec<&str> = shown.as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
     assert!(shown.contains(&markup) && shown.contains(&arabic), "{shown:?}");
     // A page that draws a hundred thousand groups each second would not come to this.

@@ -3,7 +3,6 @@
 import { count, h, show, svg } from "./page.js";
 
 const WIDTH = 640;
-const HEIGHT = 220;
 const LEFT = 46;
 const RIGHT = 8;
 const TOP = 10;
@@ -66,6 +65,15 @@ function tableOf(title, columns, cells) {
   );
 }
 
+/// A line that is interrupted where there is no value; one alone is a dot.
+function broken(points, values) {
+  let text = "";
+  points.forEach((point, place) => {
+    if (values[place] > 0) text += values[place - 1] > 0 ? `L${point}` : `M${point}L${point}`;
+  });
+  return text;
+}
+
 function legendOf(series) {
   return series.map((one) => {
     const text = one.link ? h("a", { href: one.link, class: "name", title: one.name.slice(0, 400) }, h("bdi", {}, one.name.slice(0, 400))) : h("bdi", { class: "name" }, one.name);
@@ -73,8 +81,8 @@ function legendOf(series) {
   });
 }
 
-/// Lines or stacked areas along time. A model has `times` and `series` of {name, color, values, link}; `limit` is a line of its own.
-export function overTime(title, about, id, { stacked = false, format = count } = {}) {
+/// Lines or stacked areas along time; with `gaps`, zero is nothing and not a number. A model has `times` and `series` of {name, color, values, link}; `limit` is a line of its own.
+export function overTime(title, about, id, { stacked = false, format = count, height: HEIGHT = 220, gaps = false } = {}) {
   const frame = figure(title, about, id);
   let model = null;
   let pointed = null;
@@ -123,7 +131,7 @@ export function overTime(title, about, id, { stacked = false, format = count } =
         area.style.setProperty("fill", one.color);
         parts.push(area);
       } else {
-        const path = svg("path", { class: "line", d: `M${line.join("L")}` });
+        const path = svg("path", { class: "line", d: gaps ? broken(line, to) : `M${line.join("L")}` });
         path.style.setProperty("stroke", one.color);
         parts.push(path);
       }

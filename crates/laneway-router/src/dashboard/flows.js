@@ -69,25 +69,39 @@ function layout(steps) {
     return place;
   };
   steps.forEach((step) => column(step.slug));
+  // An edge that passes a column has a place of its own there, so that it does not pass under a step.
   const lanes = [];
-  for (const step of steps) (lanes[columns.get(step.slug)] ??= []).push(step);
+  const put = (at, item) => (lanes[at] ??= []).push(item);
+  const ways = new Map();
+  for (const step of steps) {
+    put(columns.get(step.slug), { slug: step.slug, before: step.dependsOn ?? [] });
+    for (const other of (step.dependsOn ?? []).filter((it) => bySlug.has(it))) {
+      const way = [];
+      for (let at = columns.get(other) + 1; at < columns.get(step.slug); at += 1) {
+        const key = `${other}\u0000${step.slug}\u0000${at}`;
+        put(at, { slug: key, before: [way.at(-1) ?? other] });
+        way.push(key);
+      }
+      ways.set(`${other}\u0000${step.slug}`, way);
+    }
+  }
   const places = new Map();
   lanes.forEach((lane, at) => {
-    const height = (step) => {
-      const before = (step.dependsOn ?? []).map((other) => places.get(other)?.row).filter((row) => row !== undefined);
+    const height = (item) => {
+      const before = item.before.map((other) => places.get(other)?.row).filter((row) => row !== undefined);
       return before.length ? before.reduce((one, other) => one + other, 0) / before.length : 0;
     };
     if (at > 0) lane.sort((one, other) => height(one) - height(other));
-    lane.forEach((step, row) => places.set(step.slug, { column: at, row: row - (lane.length - 1) / 2 }));
+    lane.forEach((item, row) => places.set(item.slug, { column: at, row: row - (lane.length - 1) / 2 }));
   });
-  return { places, columns: lanes.length, rows: Math.max(...lanes.map((lane) => lane.length), 1) };
+  return { places, ways, columns: lanes.length, rows: Math.max(...lanes.map((lane) => lane.length), 1) };
 }
 
 const [BOX, TALL, GAP, SPACE] = [172, 52, 64, 20];
 
 /// The graph of a flow, or of a run with the states of its steps.
 function graph(steps, wordsOf) {
-  const { places, columns, rows } = layout(steps);
+  const { places, ways, columns, rows } = layout(steps);
   const [width, height] = [columns * (BOX + GAP) - GAP + 8, rows * (TALL + SPACE) - SPACE + 8];
   const at = (slug) => {
     const { column, row } = places.get(slug);
@@ -95,9 +109,17 @@ function graph(steps, wordsOf) {
   };
   const edges = steps.flatMap((step) =>
     (step.dependsOn ?? []).filter((other) => places.has(other)).map((other) => {
-      const [from, to] = [at(other), at(step.slug)];
-      const [x1, y1, x2, y2] = [from.x + BOX, from.y + TALL / 2, to.x, to.y + TALL / 2];
-      return svg("path", { class: "edge", d: `M${x1} ${y1}C${x1 + GAP / 2} ${y1} ${x2 - GAP / 2} ${y2} ${x2} ${y2}` });
+      const start = at(other);
+      let text = `M${start.x + BOX} ${start.y + TALL / 2}`;
+      let [x1, y1] = [start.x + BOX, start.y + TALL / 2];
+      for (const next of [...ways.get(`${other}\u0000${step.slug}`), step.slug]) {
+        const { x, y } = at(next);
+        text += `C${x1 + GAP / 2} ${y1} ${x - GAP / 2} ${y + TALL / 2} ${x} ${y + TALL / 2}`;
+        // Straight on through the column, where it only passes.
+        if (next !== step.slug) text += `H${x + BOX}`;
+        [x1, y1] = [x + BOX, y + TALL / 2];
+      }
+      return svg("path", { class: "edge", d: text });
     }),
   );
   const boxes = steps.map((step) => {

@@ -12,7 +12,7 @@ export function group(pool = "", key = "") {
   const body = h("div", { class: "stack" });
   const dead = h("div", {});
   const depth = overTime("Messages in the pool", "each second", "group-depth");
-  const latency = overTime("Latency of attempts", "mean and longest of each second", "group-latency", { format: micros });
+  const latency = overTime("Latency of attempts", "mean and longest of each second", "group-latency", { format: micros, gaps: true });
   let state = null;
   let over = false;
 

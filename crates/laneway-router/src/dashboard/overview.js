@@ -4,7 +4,7 @@ import { get, history } from "./api.js";
 import { bars, color, heatMap, overTime, spark } from "./charts.js";
 import { badge, card, count, groupAddress, groupLink, h, micros, moment, show, span, table } from "./page.js";
 
-const LINES = 8;
+const LINES = 7;
 const LANES = 14;
 const COLUMN_SECONDS = 5;
 const ALL = "all pools";
@@ -42,11 +42,11 @@ export function overview() {
     none: "No group has messages that wait.",
     legend: [{ name: "in its pool", color: "var(--c0)" }, { name: "still in the queue", color: "var(--c1)" }],
   });
-  const depth = overTime("Queue depth per group", "messages in the pool", "chart-depth");
+  const depth = overTime("Queue depth per group", "messages in the pool", "chart-depth", { height: 330 });
   const latency = heatMap("Latency per group", `mean of attempts, ${COLUMN_SECONDS} s each`, "chart-latency", { format: micros });
-  const utilisation = overTime("Worker utilisation per group", "busy slots", "chart-utilisation", { stacked: true });
+  const utilisation = overTime("Worker utilisation per group", "busy slots", "chart-utilisation", { stacked: true, height: 330 });
   const throughput = overTime("Throughput and outcomes", "messages per second", "chart-throughput");
-  const percentiles = overTime("Attempts", "p50, p95, p99 of each second; the slowest pool", "chart-percentiles", { format: micros });
+  const percentiles = overTime("Attempts", "p50, p95, p99 of each second; the slowest pool", "chart-percentiles", { format: micros, gaps: true });
   const outcomes = bars("Outcomes of attempts", "since the start", "chart-outcomes");
   const rejections = bars("Not taken, by reason", "since the start", "chart-rejections");
   const pools = h("div", {});
@@ -194,7 +194,7 @@ function drawGroups({ perGroup, depth, latency, utilisation }, total) {
   const deep = all.filter((group) => group.depth.some(Boolean)).sort((one, other) => sum(other.depth) - sum(one.depth)).slice(0, LINES);
   depth.draw({ times: history.times, series: deep.map((group, place) => ({ name: label(group), color: color(place), values: group.depth, link: groupAddress(group.pool, group.group) })) });
   drawLatency(latency, all);
-  const busy = all.filter((group) => group.busy.some(Boolean)).sort((one, other) => sum(other.busy) - sum(one.busy)).slice(0, LINES - 1);
+  const busy = all.filter((group) => group.busy.some(Boolean)).sort((one, other) => sum(other.busy) - sum(one.busy)).slice(0, LINES);
   const layers = busy.map((group, place) => ({ name: label(group), color: color(place), values: group.busy.map((value) => value / 1000), link: groupAddress(group.pool, group.group) }));
   const others = total.busy.map((value, place) => Math.max(0, value / 1000 - sum(layers.map((layer) => layer.values[place]))));
   if (layers.length) layers.push({ name: "all others", color: "var(--c8)", values: others });

@@ -81,7 +81,7 @@ function one(code) {
   const throughput = overTime("Throughput", "messages per second", "pool-throughput");
   const busy = overTime("Busy slots", "on the average of each second", "pool-busy", { stacked: true });
   const waiting = overTime("Waiting", "messages in the pool", "pool-waiting");
-  const latency = overTime("Latency", "of attempts", "pool-latency", { format: micros });
+  const latency = overTime("Latency", "of attempts", "pool-latency", { format: micros, gaps: true });
   const node = h(
     "div",
     { class: "stack" },

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-pub struct Browser {
+pub(crate) struct Browser {
     driver: Server,
     client: Client<HttpConnector, Full<Bytes>>,
     session: String,
@@ -22,7 +22,7 @@ pub struct Browser {
 
 impl Browser {
     /// A browser of its own, with an empty profile.
-    pub async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let driver = tokio::task::spawn_blocking(chromedriver::start).await.unwrap().unwrap();
         let client = Client::builder(TokioExecutor::new()).build_http();
         let mut browser = Browser { driver, client, session: String::new() };
@@ -66,12 +66,12 @@ impl Browser {
         self.command("/goog/cdp/execute", json!({ "cmd": command, "params": params })).await
     }
 
-    pub async fn open(&self, url: &str) {
+    pub(crate) async fn open(&self, url: &str) {
         self.command("/url", json!({ "url": url })).await;
     }
 
     /// The value of an expression in the page; a promise is waited for.
-    pub async fn eval(&self, expression: &str) -> Value {
+    pub(crate) async fn eval(&self, expression: &str) -> Value {
         let script = format!(
             "const done = arguments[arguments.length - 1]; Promise.resolve().then(() => ({expression})).then((it) => done(it ?? null), (error) => done('threw: ' + error));"
         );
@@ -79,13 +79,13 @@ impl Browser {
     }
 
     /// Runs a script as it is.
-    pub async fn run(&self, script: &str) {
+    pub(crate) async fn run(&self, script: &str) {
         self.command("/execute/sync", json!({ "script": script, "args": [] })).await;
     }
 
     /// Asks until an expression is true.
     #[track_caller]
-    pub fn until(&self, expression: &str) -> impl Future<Output = Value> {
+    pub(crate) fn until(&self, expression: &str) -> impl Future<Output = Value> {
         let at = std::panic::Location::caller();
         async move {
             let started = Instant::now();
@@ -109,7 +109,7 @@ impl Browser {
 
     /// Presses what a selector finds, as a person would.
     #[track_caller]
-    pub fn press(&self, selector: &str) -> impl Future<Output = ()> {
+    pub(crate) fn press(&self, selector: &str) -> impl Future<Output = ()> {
         let found =
             format!("document.querySelector({}) && !document.querySelector({0}).disabled", json!(selector));
         let press = format!("document.querySelector({}).click()", json!(selector));
@@ -122,7 +122,7 @@ impl Browser {
 
     /// Presses the button with this text.
     #[track_caller]
-    pub fn press_button(&self, text: &str) -> impl Future<Output = ()> {
+    pub(crate) fn press_button(&self, text: &str) -> impl Future<Output = ()> {
         let find = format!(
             "[...document.querySelectorAll('button')].find((it) => it.textContent === {} && !it.disabled && it.checkVisibility())",
             json!(text)
@@ -134,7 +134,7 @@ impl Browser {
     }
 
     /// How large the window is, and whether people who look at it prefer the dark.
-    pub async fn look(&self, width: u32, height: u32, dark: bool) {
+    pub(crate) async fn look(&self, width: u32, height: u32, dark: bool) {
         let size = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600 });
         self.devtools("Emulation.setDeviceMetricsOverride", size).await;
         let scheme = if dark { "dark" } else { "light" };
@@ -143,7 +143,7 @@ impl Browser {
     }
 
     /// A picture of the whole page, in the folder that the test was built into.
-    pub async fn screenshot(&self, name: &str) -> PathBuf {
+    pub(crate) async fn screenshot(&self, name: &str) -> PathBuf {
         let params = json!({ "format": "png", "captureBeyondViewport": true });
         let answer = self.devtools("Page.captureScreenshot", params).await;
         let bytes =
@@ -156,7 +156,7 @@ impl Browser {
     }
 
     /// What the page has written to its console since the last time, the worst only.
-    pub async fn console(&self) -> Vec<String> {
+    pub(crate) async fn console(&self) -> Vec<String> {
         let logs = self.command("/se/log", json!({ "type": "browser" })).await;
         let logs = logs.as_array().cloned().unwrap_or_default();
         let bad = logs.iter().filter(|entry| entry["level"] == "SEVERE" || entry["level"] == "WARNING");
@@ -164,7 +164,7 @@ impl Browser {
     }
 
     /// Every address that was asked for since the browser was started, whoever asked.
-    pub async fn requested(&self) -> Vec<String> {
+    pub(crate) async fn requested(&self) -> Vec<String> {
         let logs = self.command("/se/log", json!({ "type": "performance" })).await;
         let entries = logs.as_array().cloned().unwrap_or_default();
         let url = |entry: &Value| {
@@ -177,7 +177,7 @@ impl Browser {
     }
 
     /// Ends the browser, then the driver.
-    pub async fn close(self) {
+    pub(crate) async fn close(self) {
         self.send("DELETE", &format!("/session/{}", self.session), json!({})).await;
     }
 }
