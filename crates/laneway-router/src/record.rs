@@ -10,7 +10,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasher;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -166,6 +166,8 @@ struct Place {
 /// The groups that keep slots busy.
 #[derive(Debug)]
 pub(crate) struct Hot {
+    /// Whether anybody reads it; nobody pays for it before.
+    is_read: AtomicBool,
     shards: Vec<Mutex<Places>>,
     hasher: foldhash::fast::RandomState,
     /// When the second began that is being counted, in nanoseconds since `base`.
@@ -182,6 +184,7 @@ struct Places {
 impl Hot {
     pub(crate) fn new() -> Self {
         Hot {
+            is_read: AtomicBool::new(false),
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             hasher: foldhash::fast::RandomState::default(),
             began: AtomicU64::new(0),
@@ -189,8 +192,17 @@ impl Hot {
         }
     }
 
+    /// Somebody reads it from now on.
+    pub(crate) fn read(&self) {
+        self.began.store(self.base.elapsed().as_nanos() as u64, Relaxed);
+        self.is_read.store(true, Relaxed);
+    }
+
     /// An attempt of a group has ended. Says for how much of it the slot was busy within this second.
     pub(crate) fn learn(&self, pool: &Arc<str>, group: &str, took: Duration, failed: bool) -> u64 {
+        if !self.is_read.load(Relaxed) {
+            return 0;
+        }
         let nanos = took.as_nanos() as u64;
         // What was under way when the second began was counted until then.
         let busy = nanos.min(self.since_began());
@@ -202,8 +214,8 @@ impl Hot {
         let place = places.of(fingerprint, pool, group);
         place.weight += busy.max(1);
         let second = &mut place.second;
-        second.attempts += 1;
-        second.failures += u32::from(failed);
+        second.attempts = second.attempts.saturating_add(1);
+        second.failures = second.failures.saturating_add(u32::from(failed));
         second.busy_nanos += busy;
         second.sum_nanos += nanos;
         second.max_nanos = second.max_nanos.max(nanos);
@@ -279,6 +291,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_busy_groups_are_found_among_a_million_in_fixed_memory() {
         let hot = Hot::new();
+        hot.read();
         tokio::time::advance(Duration::from_secs(10)).await;
         let pool: Arc<str> = "p".into();
         for number in 0..1_000_000_u32 {
@@ -307,6 +320,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_long_attempt_is_busy_in_each_second_that_it_takes_and_not_more() {
         let hot = Hot::new();
+        hot.read();
         let pool: Arc<str> = "p".into();
         let mut busy = 0;
         for _ in 0..3 {

@@ -204,7 +204,7 @@ function run(id) {
     if (over()) return;
     const isOver = ["completed", "failed", "cancelled"].includes(it.status);
     cancel.disabled = isOver;
-    retry.disabled = it.status !== "failed";
+    retry.disabled = !["failed", "cancelled"].includes(it.status);
     show(status, facts([["Flow", h("a", { href: flowAddress(it.flow) }, it.flow)], ["State", badge(it.status)], it.key !== null && ["Key", h("bdi", {}, String(it.key))], ["Started", moment(it.startedAt)], ["Took", span((it.endedAt ? new Date(it.endedAt) : new Date()) - new Date(it.startedAt))], it.error && ["Error", h("bdi", {}, it.error)]]));
     show(picture, graph(it.steps, words));
     show(timings, along(it));

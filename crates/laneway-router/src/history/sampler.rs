@@ -36,6 +36,7 @@ const SOURCES_LIMIT: Duration = Duration::from_secs(5);
 
 /// Samples until the service ends it.
 pub(crate) async fn run(service: Service, history: Arc<History>) {
+    service.router().record().hot().read();
     let mut sampler = Sampler::default();
     let mut ticks = tokio::time::interval(TICK);
     // A look that comes late is not made up for: the second was longer.
