@@ -275,8 +275,9 @@ async fn every_page_is_photographed_in_the_light_in_the_dark_and_on_a_phone() {
             browser.open(&format!("{}/{address}", stage.base())).await;
             browser.until("document.querySelector('#live').dataset.state === 'live'").await;
             browser.until(ready).await;
-            let wide = browser.eval("document.documentElement.scrollWidth > innerWidth + 1").await;
-            assert_eq!(wide, json!(false), "{name} is wider than the {look} window");
+            // Not against the window: one of a phone widens itself to what does not fit.
+            let wide = browser.eval("document.documentElement.scrollWidth").await;
+            assert!(wide.as_u64().unwrap() <= u64::from(width), "{name} is {wide} wide, in {look}");
             browser.screenshot(&format!("{name}-{look}")).await;
         }
     }

@@ -134,7 +134,7 @@ function one(code) {
     const list = detail.slots.map((slot) =>
       h(
         "li",
-        { "data-busy": slot.messageId !== null },
+        { "data-busy": String(slot.messageId !== null) },
         h("div", { class: "between" }, h("span", { class: "mono" }, slot.name), h("span", { class: "soft" }, count(slot.handled))),
         slot.messageId === null ? h("span", { class: "soft" }, "free") : [slot.group ? groupLink(code, slot.group) : name(slot.messageId), h("span", { class: "soft" }, `attempt ${slot.attempt}, ${span(slot.sinceMillis)}`)],
       ),
