@@ -10,7 +10,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use crate::process::{is_root, run};
-use crate::{activemq, cache, nats, postgres, rabbitmq};
+use crate::{activemq, axe, cache, chromedriver, nats, postgres, rabbitmq};
 
 /// Asked by every package before it starts its service.
 const POLICY: &str = "/usr/sbin/policy-rc.d";
@@ -21,6 +21,8 @@ const PACKAGES: &[(&str, &str)] = &[
     (nats::PACKAGE, nats::PROGRAM),
     (rabbitmq::PACKAGE, rabbitmq::VERSIONS),
     (activemq::PACKAGE, activemq::JAR),
+    (chromedriver::PACKAGES[0], "/usr/bin/chromium"),
+    (chromedriver::PACKAGES[1], "/usr/bin/chromedriver"),
     // librdkafka is compiled with the router, and takes TLS from here.
     ("libssl-dev", "/usr/include/openssl/ssl.h"),
     ("pkg-config", "/usr/bin/pkg-config"),
@@ -36,7 +38,8 @@ const PROGRAMS: &[(&[&str], &[&str])] = &[
 /// Installs what is missing.
 pub fn install() -> Result<()> {
     install_packages()?;
-    cache::install()
+    cache::install()?;
+    axe::install()
 }
 
 fn install_packages() -> Result<()> {

@@ -8,6 +8,8 @@
 
 pub mod activemq;
 pub mod cache;
+pub mod axe;
+pub mod chromedriver;
 pub mod install;
 pub mod nats;
 pub mod postgres;

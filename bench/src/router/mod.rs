@@ -31,7 +31,7 @@ const CHILD: &str = "__router_child";
 const TARGET: &str = "__router_target";
 
 /// What can be measured: name, what it is, and the contenders it has.
-const WORKLOADS: [(&str, &str, &[&str]); 6] = [
+const WORKLOADS: [(&str, &str, &[&str]); 7] = [
     (
         "publish",
         "many publishers, each waiting until its message is durable",
@@ -45,13 +45,18 @@ const WORKLOADS: [(&str, &str, &[&str]); 6] = [
     ("latency", "open loop: from the intended time of sending to the target, pool of 256", &["laneway"]),
     ("backlog", "memory of queued messages", &["laneway"]),
     ("extreme", "10,000 groups, concurrency 5,000, 100 ms each, simulated", &["laneway"]),
+    (
+        "dashboard",
+        "deliver by a whole service, without a dashboard and with one that is opened and closed in turns",
+        &["without", "with"],
+    ),
     ("table", "document 004's table: 100 messages, 10 workers, 100 ms, by number of groups", &["laneway"]),
 ];
 
 /// Options of `bench router`.
 #[derive(Args, Clone, Debug)]
 pub struct RouterArgs {
-    /// Workloads: publish, deliver, latency, backlog, extreme, table [default: all but backlog]
+    /// Workloads: publish, deliver, latency, backlog, extreme, dashboard, table [default: all but backlog]
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     pub workload: Vec<String>,
     /// Contenders, by name [default: all]
@@ -276,6 +281,9 @@ fn print_targets(report: &Report) {
         if let Some((routed, plain)) = rates {
             lines.push(("routed against a plain consumer that acknowledges", routed / plain, 0.8));
         }
+    }
+    if let Some(ratio) = median("dashboard", "with", "open_over_closed") {
+        lines.push(("throughput with the dashboard open against closed, in turns", ratio, 0.98));
     }
     for groups in [1, 5, 10, 100] {
         if let Some(ratio) = median("table", "laneway", &format!("seconds_of_ideal_{groups}_groups")) {

@@ -13,10 +13,13 @@ use anyhow::{Context, Result, bail, ensure};
 use axum::extract::State;
 use axum::http::StatusCode;
 use hdrhistogram::Histogram;
+use laneway_router::config::{Config, Layering};
 use laneway_router::mediator::{HttpMediator, HttpSettings, Mediator, Mediators, Signer, Simulated};
 use laneway_router::pool::PoolSettings;
-use laneway_router::router::{MakeMediator, Router, SourceSettings};
+use laneway_router::router::{DEFAULT_POOL, MakeMediator, Router, SourceSettings};
+use laneway_router::service::Service;
 use laneway_router::source::embedded::{EmbeddedQueue, EmbeddedStore, Options, Publication};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::Spec;
 use crate::drive::Outcome;
@@ -42,6 +45,7 @@ pub(super) fn run(spec: &Spec) -> Result<Outcome> {
                 "latency" => latency(spec).await,
                 "backlog" => backlog(spec).await,
                 "extreme" => extreme(spec).await,
+                "dashboard" => dashboard(spec).await,
                 "table" => table().await,
                 other => bail!("unknown workload {other:?}"),
             }
@@ -360,6 +364,112 @@ async fn deliver(spec: &Spec) -> Result<Outcome> {
     judge(&target, messages, &mut outcome)?;
     finish(&bench, router, &mut outcome).await;
     Ok(outcome)
+}
+
+/// How long the dashboard is open, or closed, before it is the other's turn.
+const TURN: Duration = Duration::from_millis(1_500);
+
+/// A whole service works off a backlog of simulated messages; with a dashboard, somebody looks at it in turns. What a page costs is the ratio of the rates of the
+/// turns: neighbours in time, in one process, so that a machine that is now quick and now slow does not decide.
+async fn dashboard(spec: &Spec) -> Result<Outcome> {
+    let folder = Folder::new()?;
+    let path = serde_json::to_string(&folder.0.join("queue.db"))?;
+    let with = spec.contender == "with";
+    let layering = Layering::default()
+        .set("laneway.http.bind", "\"127.0.0.1:0\"")
+        .set("laneway.queue.path", &path)
+        .set("laneway.queue.durability", "crash")
+        .set("laneway.dashboard.enabled", if with { "true" } else { "false" })
+        .set("laneway.pools.DEFAULT-POOL.concurrency", &spec.pool.to_string())
+        .set("laneway.pools.DEFAULT-POOL.capacity", "20000")
+        .set("laneway.pools.DEFAULT-POOL.group-capacity", "2000");
+    let service = Service::start(Config::load(&layering)?).await?;
+    service.router().pause_pool(DEFAULT_POOL)?;
+    let queue = service.queue("default").context("the default queue")?;
+    let messages = spec.messages.unwrap_or(400_000);
+    let mut zipf = Zipf::new(GROUPS);
+    for from in (0..messages).step_by(1_000) {
+        let batch = (from..messages.min(from + 1_000)).map(|number| {
+            let group = zipf.next();
+            let text = format!(
+                r#"{{"id":"m-{number}","poolCode":"DEFAULT-POOL","mediationType":"SIMULATED","mediationTarget":"1us","messageGroupId":"group-{group}"}}"#
+            );
+            Publication::new(text).group(format!("group-{group}"))
+        });
+        queue.publish_many(batch.collect(), None).await.map_err(|error| anyhow::anyhow!("{error}"))?;
+    }
+    let done = || service.router().pool_view(DEFAULT_POOL).map_or(0, |view| view.counts.succeeded);
+    let clock = Clock::start();
+    service.router().resume_pool(DEFAULT_POOL)?;
+    let (mut open, mut closed) = (Vec::new(), Vec::new());
+    let mut turn = 0;
+    while done() < messages {
+        turn += 1;
+        let page = if with && turn % 2 == 0 { Some(Page::open(&service).await?) } else { None };
+        let (began, before) = (Instant::now(), done());
+        tokio::time::sleep(TURN).await;
+        let rate = (done() - before) as f64 / began.elapsed().as_secs_f64();
+        // The first turn warms up, and in the last one there was nothing left to do.
+        if turn > 1 && done() < messages {
+            if page.is_some() { &mut open } else { &mut closed }.push(rate);
+        }
+        if let Some(page) = page {
+            ensure!(page.close().await > 0, "the page saw nothing");
+        }
+    }
+    let mut outcome = Outcome::default();
+    clock.stop(messages, &mut outcome);
+    if with {
+        ensure!(open.len() > 1 && closed.len() > 1, "too few turns: raise --messages");
+        outcome.set("messages_per_second_open", middle(&mut open));
+        outcome.set("messages_per_second_closed", middle(&mut closed));
+        outcome.set("open_over_closed", middle(&mut open) / middle(&mut closed));
+    }
+    service.shutdown(Duration::from_secs(5)).await;
+    Ok(outcome)
+}
+
+fn middle(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    (values[(values.len() - 1) / 2] + values[values.len() / 2]) / 2.0
+}
+
+/// Somebody who looks at the dashboard: the history once, then every second as it comes.
+struct Page {
+    reading: tokio::task::JoinHandle<()>,
+    bytes: Arc<AtomicU64>,
+}
+
+impl Page {
+    async fn open(service: &Service) -> Result<Self> {
+        let bytes = Arc::new(AtomicU64::new(0));
+        for path in ["/api/history", "/api/stream"] {
+            let mut stream = tokio::net::TcpStream::connect(service.http_address()).await?;
+            let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+            stream.write_all(request.as_bytes()).await?;
+            let counted = Arc::clone(&bytes);
+            let reading = tokio::spawn(async move {
+                let mut part = vec![0; 65_536];
+                while let Ok(read) = stream.read(&mut part).await
+                    && read > 0
+                {
+                    counted.fetch_add(read as u64, Relaxed);
+                }
+            });
+            if path == "/api/stream" {
+                return Ok(Page { reading, bytes });
+            }
+            reading.await?;
+        }
+        bail!("there is a stream")
+    }
+
+    /// Says how many bytes were read.
+    async fn close(self) -> u64 {
+        self.reading.abort();
+        let _ = self.reading.await;
+        self.bytes.load(Relaxed)
+    }
 }
 
 fn pool(concurrency: usize) -> PoolSettings {

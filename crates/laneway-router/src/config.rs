@@ -118,6 +118,12 @@ pub struct Config {
     pub ingress: Option<ingress::Settings>,
     /// The database of flows, if there is one.
     pub flow_database: Option<Secret>,
+    /// The dashboard.
+    pub dashboard: Dashboard,
+    /// Spans for a collector.
+    pub telemetry: Telemetry,
+    /// The log.
+    pub log: Log,
     /// How long a shutdown drains.
     pub drain: Duration,
     /// Whether there are test targets: unless somebody says so, only where nobody else can reach them.
@@ -143,6 +149,35 @@ pub struct Http {
     pub body_timeout: Duration,
     /// How long an answer may take.
     pub request_timeout: Duration,
+}
+
+/// The dashboard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dashboard {
+    /// Whether there is one.
+    pub enabled: bool,
+    /// How far back it goes.
+    pub history: Duration,
+    /// How many pages may be open at once.
+    pub subscribers_max: usize,
+}
+
+/// Spans for a collector.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Telemetry {
+    /// Where they are posted, if anywhere.
+    pub endpoint: Option<hyper::Uri>,
+    /// What the service is called there.
+    pub service_name: String,
+}
+
+/// The log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Log {
+    /// The least that is written; nothing if nothing is.
+    pub level: Option<tracing::Level>,
+    /// Whether it is an object of JSON per line.
+    pub json: bool,
 }
 
 /// The embedded queue.
@@ -270,6 +305,13 @@ fn read(s: &mut Section<'_>) -> Config {
         );
     }
     let flow_database = s.section("flow", read_flow);
+    let dashboard = s.section("dashboard", |s| Dashboard {
+        enabled: s.flag("enabled"),
+        history: s.duration("history", Duration::from_secs(10)..=Duration::from_secs(3_600)),
+        subscribers_max: s.integer("subscribers-max", 1..=10_000) as usize,
+    });
+    let telemetry = s.section("telemetry", read_telemetry);
+    let log = s.section("log", read_log);
     let drain = s.section("shutdown", |s| s.duration("drain", Duration::ZERO..=LONGEST));
     let is_loopback = http.bind.ip().is_loopback();
     let test_targets = s.one_of("test-targets", &[("loopback", is_loopback), ("on", true), ("off", false)]);
@@ -284,6 +326,9 @@ fn read(s: &mut Section<'_>) -> Config {
         mediator,
         ingress,
         flow_database,
+        dashboard,
+        telemetry,
+        log,
         drain,
         test_targets,
         shown: Vec::new(),
@@ -554,6 +599,35 @@ fn read_flow(s: &mut Section<'_>) -> Option<Secret> {
         s.problem("database", "must be a URL such as postgres://user:password@127.0.0.1:5432/name");
     }
     Some(Secret::new(database))
+}
+
+fn read_telemetry(s: &mut Section<'_>) -> Telemetry {
+    let service_name = s.text("service-name");
+    let endpoint = s.optional("otlp-endpoint", |s| s.text("otlp-endpoint"));
+    let uri = endpoint.as_ref().and_then(|text| {
+        let uri: hyper::Uri = format!("{}/v1/traces", text.trim_end_matches('/')).parse().ok()?;
+        (matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some()).then_some(uri)
+    });
+    if endpoint.is_some() && uri.is_none() {
+        s.problem("otlp-endpoint", "must be the URL of a collector, such as \"http://127.0.0.1:4318\"");
+    } else if endpoint.is_some() && cfg!(not(feature = "otlp")) {
+        s.problem(
+            "otlp-endpoint",
+            "needs a program that was built with the feature `otlp`; this one was not",
+        );
+    }
+    Telemetry { endpoint: uri, service_name }
+}
+
+fn read_log(s: &mut Section<'_>) -> Log {
+    use tracing::Level;
+    let levels = [
+        ("off", None),
+        ("error", Some(Level::ERROR)),
+        ("warn", Some(Level::WARN)),
+        ("info", Some(Level::INFO)),
+    ];
+    Log { level: s.one_of("level", &levels), json: s.one_of("format", &[("text", false), ("json", true)]) }
 }
 
 fn read_ingress(s: &mut Section<'_>) -> Option<ingress::Settings> {

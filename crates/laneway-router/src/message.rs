@@ -197,6 +197,11 @@ impl Message {
         serde_json::to_string(self).expect("a message has nothing that JSON cannot say")
     }
 
+    /// Its target as it may be shown: without a name, a password and a query.
+    pub fn target_to_show(&self) -> String {
+        without_secrets(&self.mediation_target)
+    }
+
     /// What orders it, if anything does. A group of blanks is none.
     pub fn group(&self) -> Option<&str> {
         let ordered = self.dispatch_mode != DispatchMode::Immediate;

@@ -30,9 +30,10 @@ use tokio::time::Instant;
 use crate::mediator::{Mediator, MetricsSnapshot};
 use crate::message::Message;
 use crate::pool::{
-    BadSetting, DEFAULT_GROUP, Entry, GroupKey, InFlight, NoRoom, Pool, PoolCounts, PoolSettings, PoolState,
-    Ungrouped,
+    BadSetting, DEFAULT_GROUP, Entry, GroupKey, GroupNotes, InFlight, NoRoom, Pool, PoolCounts, PoolSettings,
+    PoolState, Shared, Ungrouped, Waiting,
 };
+use crate::record::Record;
 use crate::settle::{Held, Ledger, LedgerCounts};
 use crate::source::{Delivery, Depth, Disposal, Source, SourceError, Wants};
 use crate::warnings::Warnings;
@@ -111,6 +112,8 @@ struct Inner {
     feeds: Mutex<Vec<Arc<Feed>>>,
     make_mediator: MakeMediator,
     warnings: Warnings,
+    /// What pools write down for those who look.
+    record: Arc<Record>,
     /// Told whenever a message leaves a pool.
     room: Arc<Notify>,
     closing: watch::Sender<bool>,
@@ -242,18 +245,29 @@ pub struct RouterReport {
 impl Router {
     /// Starts a router with a default pool. Must be called on a tokio runtime.
     pub fn start(default_pool: PoolSettings, make_mediator: MakeMediator) -> Result<Router, RouterError> {
+        Router::start_with(default_pool, make_mediator, Arc::new(Record::new()))
+    }
+
+    /// The same, with a record that somebody else reads, too.
+    pub fn start_with(
+        default_pool: PoolSettings,
+        make_mediator: MakeMediator,
+        record: Arc<Record>,
+    ) -> Result<Router, RouterError> {
         check(&default_pool)?;
         let room = Arc::new(Notify::new());
         let mediator = make_mediator(&default_pool);
         let routing = Arc::new(RwLock::new(()));
-        let (tell, gate) = (Arc::clone(&room), Arc::clone(&routing));
-        let pool = Pool::start(DEFAULT_POOL.into(), default_pool, mediator, PoolState::Open, tell, gate);
+        let shared =
+            Shared { room: Arc::clone(&room), routing: Arc::clone(&routing), record: Arc::clone(&record) };
+        let pool = Pool::start(DEFAULT_POOL.into(), default_pool, mediator, PoolState::Open, shared);
         let inner = Arc::new(Inner {
             pools: ArcSwap::from_pointee(BTreeMap::from([(Arc::clone(pool.code()), pool)])),
             routing,
             feeds: Mutex::default(),
             make_mediator,
             warnings: Warnings::default(),
+            record,
             room,
             closing: watch::Sender::new(false),
             alone: AtomicU64::new(0),
@@ -335,10 +349,14 @@ impl Router {
         if pools.len() >= POOLS_MAX {
             return Err(RouterError::TooManyPools);
         }
-        let (room, routing) = (Arc::clone(&self.inner.room), Arc::clone(&self.inner.routing));
+        let shared = Shared {
+            room: Arc::clone(&self.inner.room),
+            routing: Arc::clone(&self.inner.routing),
+            record: Arc::clone(&self.inner.record),
+        };
         let has_sources = !self.inner.feeds.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
         let state = if has_sources { PoolState::Waiting } else { PoolState::Open };
-        let pool = Pool::start(code.into(), settings, mediator, state, room, routing);
+        let pool = Pool::start(code.into(), settings, mediator, state, shared);
         let mut more = BTreeMap::clone(&pools);
         more.insert(Arc::clone(pool.code()), Arc::clone(&pool));
         self.inner.pools.store(Arc::new(more));
@@ -462,6 +480,45 @@ impl Router {
     /// Why the next message of a group is not with its target, or that it is.
     pub fn explain(&self, code: &str, group: &str) -> Result<Option<Explanation<GroupKey>>, RouterError> {
         Ok(self.pool(code)?.explain(&GroupKey::Named(group.into())))
+    }
+
+    /// What a pool knows of a group beyond its lane.
+    pub fn notes(&self, code: &str, group: &str) -> Result<GroupNotes, RouterError> {
+        Ok(self.pool(code)?.notes(&GroupKey::Named(group.into())))
+    }
+
+    /// What waits in a group, oldest first; its head is among it unless it is with its target.
+    pub fn waiting(&self, code: &str, group: &str, most: usize) -> Result<Vec<Waiting>, RouterError> {
+        Ok(self.pool(code)?.waiting(&GroupKey::Named(group.into()), most))
+    }
+
+    /// Waiting messages of a pool that have this id. Looks at all of them.
+    pub fn find_message(
+        &self,
+        code: &str,
+        id: &str,
+        most: usize,
+    ) -> Result<Vec<(GroupKey, Waiting)>, RouterError> {
+        Ok(self.pool(code)?.find_message(id, most))
+    }
+
+    /// Groups of a pool whose names contain a text, and their depths. Looks at all of them.
+    pub fn find_groups(
+        &self,
+        code: &str,
+        part: &str,
+        most: usize,
+    ) -> Result<Vec<(GroupKey, usize)>, RouterError> {
+        Ok(self.pool(code)?.find_groups(part, most))
+    }
+
+    /// What pools write down for those who look.
+    pub fn record(&self) -> &Record {
+        &self.inner.record
+    }
+
+    pub(crate) fn pool_list(&self) -> Vec<Arc<Pool>> {
+        self.inner.pools.load().values().cloned().collect()
     }
 
     /// Parks a group in front of its next message. False if it has none.

@@ -27,10 +27,13 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 
 use crate::api;
+use crate::audit::Audit;
 use crate::config::{Config, ConfigError};
+use crate::history::{self, History};
 use crate::ingress::{self, Ingress};
 use crate::mediator::{HttpMediator, Mediator, Mediators, Signer, Simulated, Sinks};
 use crate::pool::PoolSettings;
+use crate::record::Record;
 use crate::router::{
     DEFAULT_POOL, MakeMediator, POOLS_MAX, Router, RouterError, RouterReport, SourceSettings,
 };
@@ -139,6 +142,13 @@ struct Inner {
     /// Connects when it is first asked something.
     #[cfg(feature = "flow")]
     flows: Option<sqlx::PgPool>,
+    audit: Audit,
+    /// There where the dashboard is.
+    history: Option<Arc<History>>,
+    /// What looks once a second, and what exports spans; there until the shutdown ends them.
+    watchers: Mutex<Vec<tokio::task::JoinHandle<()>>>,
+    #[cfg(feature = "otlp")]
+    exported: Arc<crate::otlp::Exported>,
     http_address: SocketAddr,
     server: Mutex<Option<api::Server>>,
     closing: AtomicBool,
@@ -180,7 +190,15 @@ impl Service {
             None => None,
         };
         // With all its pools before the first message is claimed: what has a pool must not go to the default pool.
-        let router = start_router(&config, &mediators)?;
+        let record = Record::new();
+        #[cfg(feature = "otlp")]
+        let (exported, mut watchers, record) = start_export(&config, record);
+        #[cfg(not(feature = "otlp"))]
+        let mut watchers = Vec::new();
+        let router = start_router(&config, &mediators, Arc::new(record))?;
+        let dashboard = config.dashboard;
+        let history = dashboard.enabled.then(|| History::new(dashboard.history, dashboard.subscribers_max));
+        let history = history.map(Arc::new);
         let lease = SourceSettings { lease: config.lease };
         for queue in queues.values() {
             router.add_source(Arc::new(queue.clone()), lease);
@@ -209,11 +227,20 @@ impl Service {
                 targets,
                 #[cfg(feature = "flow")]
                 flows,
+                audit: Audit::default(),
+                history: history.clone(),
+                watchers: Mutex::default(),
+                #[cfg(feature = "otlp")]
+                exported,
                 http_address,
                 server: Mutex::default(),
                 closing: AtomicBool::new(false),
             }),
         };
+        if let Some(history) = history {
+            watchers.push(tokio::spawn(history::run(service.clone(), history)));
+        }
+        *lock(&service.inner.watchers) = watchers;
         let server = api::serve(service.clone(), listener);
         *lock(&service.inner.server) = Some(server);
         Ok(service)
@@ -268,6 +295,24 @@ impl Service {
     /// What the network ingress has counted, if there is one and it has not ended.
     pub fn ingress_stats(&self) -> Option<ingress::Stats> {
         lock(&self.inner.ingress).as_ref().map(Ingress::stats)
+    }
+
+    /// What operators did.
+    pub fn audit(&self) -> &Audit {
+        &self.inner.audit
+    }
+
+    /// The last minutes, where there is a dashboard.
+    pub fn history(&self) -> Option<&Arc<History>> {
+        self.inner.history.as_ref()
+    }
+
+    /// Spans that the collector has taken, and those that it has not.
+    pub fn exported_spans(&self) -> (u64, u64) {
+        #[cfg(feature = "otlp")]
+        return (self.inner.exported.taken.load(Relaxed), self.inner.exported.failed.load(Relaxed));
+        #[cfg(not(feature = "otlp"))]
+        (0, 0)
     }
 
     /// How long ago it was started.
@@ -484,6 +529,12 @@ impl Service {
         if let Some(targets) = &self.inner.targets {
             targets.close();
         }
+        // Those who read along would be waited for.
+        if let Some(history) = &self.inner.history {
+            history.end();
+        }
+        let watchers = std::mem::take(&mut *lock(&self.inner.watchers));
+        watchers.iter().for_each(tokio::task::JoinHandle::abort);
         let server = lock(&self.inner.server).take();
         let connections_cut = match server {
             Some(server) => server.shutdown(FAREWELL).await,
@@ -518,7 +569,22 @@ fn sinks(config: &Config) -> Sinks {
     Sinks::new(config.sinks.iter().map(sink).collect(), config.mediator.http.timeout)
 }
 
-fn start_router(config: &Config, mediators: &Mediators) -> Result<Router, StartError> {
+/// Begins to export spans, if a collector is configured.
+#[cfg(feature = "otlp")]
+fn start_export(
+    config: &Config,
+    none: Record,
+) -> (Arc<crate::otlp::Exported>, Vec<tokio::task::JoinHandle<()>>, Record) {
+    let exported = Arc::<crate::otlp::Exported>::default();
+    if config.telemetry.endpoint.is_none() {
+        return (exported, Vec::new(), none);
+    }
+    let (spans, queue) = crate::trace::Spans::queue();
+    let exporting = crate::otlp::export(config.telemetry.clone(), queue, Arc::clone(&exported));
+    (exported, vec![tokio::spawn(exporting)], Record::with_spans(spans))
+}
+
+fn start_router(config: &Config, mediators: &Mediators, record: Arc<Record>) -> Result<Router, StartError> {
     let (shared, common) = (mediators.clone(), config.mediator.signing_secrets.clone());
     let make: MakeMediator = Arc::new(move |settings: &PoolSettings| {
         let own = if settings.signing_secrets.is_empty() { &common } else { &settings.signing_secrets };
@@ -526,7 +592,7 @@ fn start_router(config: &Config, mediators: &Mediators) -> Result<Router, StartE
         Arc::new(shared.with_signer(signer)) as Arc<dyn Mediator>
     });
     let default = config.pools.get(DEFAULT_POOL).cloned().unwrap_or_default();
-    let router = Router::start(default, make)?;
+    let router = Router::start_with(default, make, record)?;
     for (code, settings) in config.pools.iter().filter(|(code, _)| *code != DEFAULT_POOL) {
         router.add_pool(code, settings.clone())?;
     }

@@ -37,6 +37,9 @@ impl Warnings {
         *number += 1;
         let known = warnings.iter().position(|warning| warning.about == about && warning.text == text);
         let count = known.and_then(|place| warnings.remove(place)).map_or(0, |warning| warning.count) + 1;
+        if count == 1 {
+            tracing::warn!(about, "{text}");
+        }
         warnings.push_back(Warning { number: *number, about, text, at: SystemTime::now(), count });
         if warnings.len() > MOST {
             warnings.pop_front();

@@ -35,7 +35,7 @@ fn message(target: &str) -> Message {
 }
 
 fn call(message: &Message) -> Call<'_> {
-    Call { message, key: "k", sequence: 7, attempt: 1 }
+    Call { message, key: "k", sequence: 7, attempt: 1, traceparent: None }
 }
 
 fn mediator(settings: HttpSettings) -> HttpMediator {
@@ -148,7 +148,13 @@ async fn token_headers_and_fence_arrive() {
     message.auth_token = Some(Secret::new("t0ken"));
     message.headers.insert("X-Tenant".to_owned(), "blue".to_owned());
     message.headers.insert("content-type".to_owned(), "application/cloudevents+json".to_owned());
-    let fenced = Call { message: &message, key: "order 7%, ü.\r\n", sequence: u64::MAX, attempt: 3 };
+    let fenced = Call {
+        message: &message,
+        key: "order 7%, ü.\r\n",
+        sequence: u64::MAX,
+        attempt: 3,
+        traceparent: None,
+    };
     assert_eq!(mediator(HttpSettings::default()).mediate(fenced).await, Verdict::Done);
     let (headers, _) = received.recv().await.unwrap();
     assert_eq!(headers["authorization"], "Bearer t0ken");

@@ -132,6 +132,23 @@ impl Bench {
         self.called.lock().unwrap().insert((method.to_lowercase(), template(path)));
     }
 
+    /// The next second of the stream.
+    async fn next_second(&self) -> Value {
+        self.note("GET", "/api/stream");
+        let request = Request::get(format!("{}/api/stream", self.base())).body(Full::default()).unwrap();
+        let mut answer = self.client.request(request).await.expect("an answer");
+        assert_eq!(answer.headers()["content-type"], "text/event-stream");
+        let mut text = String::new();
+        loop {
+            let frame = tokio::time::timeout(DEADLINE, answer.frame()).await.expect("an event in time");
+            text.push_str(std::str::from_utf8(&frame.unwrap().unwrap().into_data().unwrap()).unwrap());
+            let data = text.lines().find_map(|line| line.strip_prefix("data: "));
+            if let Some(data) = data.filter(|_| text.ends_with("\n\n")) {
+                return serde_json::from_str(data).unwrap();
+            }
+        }
+    }
+
     /// Asks until the answer is right.
     async fn until(&self, path: &str, is_right: impl Fn(&Value) -> bool) -> Value {
         let started = std::time::Instant::now();
@@ -423,6 +440,12 @@ async fn every_route_answers_as_it_is_described() {
         ("POST", "/api/groups/extra/r/park", Some(json!({ "why": "to look at it" })), 200),
         ("POST", "/api/groups/extra/r/skip", None, 200),
         ("GET", "/api/in-flight", None, 200),
+        ("GET", "/api/search?q=dead", None, 200),
+        ("GET", "/api/search?q=ru", None, 200),
+        ("GET", "/api/failures", None, 200),
+        ("GET", "/api/audit", None, 200),
+        ("GET", "/api/pools/DEFAULT-POOL/slots", None, 200),
+        ("GET", "/api/history", None, 200),
         ("GET", "/api/sources", None, 200),
         ("GET", "/api/dead-letters?most=10", None, 200),
         ("GET", "/api/quarantine", None, 200),
@@ -461,6 +484,8 @@ async fn every_route_answers_as_it_is_described() {
     let removed = bench.call("DELETE", "/api/pools/extra?limitMillis=5000", None).await.with(200);
     check(&removed, &described("delete", "/api/pools/{code}", 200), &schemas, "remove");
     assert_eq!(bench.call("GET", "/metrics", None).await.status, 200);
+    let second = bench.next_second().await;
+    assert!(second["number"].is_u64() && second["pools"][0]["slots"].is_u64(), "{second}");
     for (name, status) in [
         ("fast", 200),
         ("slow", 200),
@@ -767,7 +792,8 @@ async fn a_reload_applies_what_it_can_and_names_the_rest() {
 async fn a_reload_with_too_many_pools_changes_nothing() {
     let bench = Bench::new("laneway.pools.a.concurrency = 4").await;
     bench.call("PUT", "/api/pools/mine", Some(json!({}))).await.with(201);
-    let many = (0..laneway_router::router::POOLS_MAX - 2).map(|pool| format!("p{pool} {{}}")).collect::<Vec<_>>();
+    let many =
+        (0..laneway_router::router::POOLS_MAX - 2).map(|pool| format!("p{pool} {{}}")).collect::<Vec<_>>();
     bench.write(&format!("laneway.pools {{ a {{ concurrency = 5 }}\n{} }}", many.join("\n")));
     let answer = bench.post("/api/config/reload", json!({})).await;
     answer.problem(422);

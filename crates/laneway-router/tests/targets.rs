@@ -33,7 +33,8 @@ impl Bench {
         let target = format!("{}/{endpoint}", self.base);
         let text = serde_json::json!({ "id": "m", "poolCode": "p", "mediationTarget": target }).to_string();
         let message = Message::parse(text.as_bytes()).unwrap();
-        let mediating = self.mediator.mediate(Call { message: &message, key, sequence, attempt: 1 });
+        let mediating =
+            self.mediator.mediate(Call { message: &message, key, sequence, attempt: 1, traceparent: None });
         tokio::time::timeout(DEADLINE, mediating).await.expect("a test target answers")
     }
 

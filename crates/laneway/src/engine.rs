@@ -764,6 +764,19 @@ impl<K: Hash, M> Handle<K, M> {
     }
 }
 
+impl<K: Hash, M> Handle<K, M> {
+    /// Shows what waits in the lane of a key to `look`, oldest first and at most so many: its head, unless that is in flight, and what is behind it. The lane
+    /// cannot move meanwhile, so `look` should only take what it needs.
+    pub fn look<R>(&self, key: &K, most: usize, mut look: impl FnMut(&Message<K, M>) -> R) -> Vec<R> {
+        let seen = self.operate(key, |dispatcher, fingerprint| {
+            dispatcher.operate(|lanes, _, _| {
+                lanes.waiting_in(fingerprint).take(most).map(|item| look(&item.message)).collect()
+            })
+        });
+        seen.unwrap_or_default()
+    }
+}
+
 impl<K: Hash + Clone, M> Handle<K, M> {
     /// Why the next message of a key is not running, or that it is. `None` if the placement knows no dispatcher for it.
     pub fn explain(&self, key: &K) -> Option<Explanation<K>> {
@@ -791,6 +804,19 @@ impl<K: Clone, M> Handle<K, M> {
 }
 
 impl<K, M> Handle<K, M> {
+    /// Looks for waiting messages in all lanes, in no order, until `most` are found. Looks at everything that waits, under the lock of one dispatcher after the
+    /// other: for a person who searches, not for a loop.
+    pub fn find<R>(&self, most: usize, mut is_it: impl FnMut(&Message<K, M>) -> Option<R>) -> Vec<R> {
+        let mut found = Vec::new();
+        for dispatcher in &self.shared.layout.load().dispatchers {
+            let left = most.saturating_sub(found.len());
+            dispatcher.operate(|lanes, _, _| {
+                found.extend(lanes.all_waiting().filter_map(|item| is_it(&item.message)).take(left));
+            });
+        }
+        found
+    }
+
     /// Stops a dispatcher from starting turns. What is in flight ends; what comes is accepted and waits. False if there is none of that name.
     pub fn pause(&self, dispatcher: &str) -> bool {
         self.set_paused(dispatcher, true)

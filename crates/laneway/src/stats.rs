@@ -117,6 +117,17 @@ impl Latency {
         Duration::from_nanos(self.0.as_ref().map_or(0, Histogram::max))
     }
 
+    /// What has come since an earlier look at the same distribution.
+    #[must_use]
+    pub fn since(&self, earlier: &Latency) -> Latency {
+        let mut new = self.clone();
+        if let (Some(now), Some(before)) = (&mut new.0, &earlier.0) {
+            // It fails only for a distribution that is not an earlier look at this one; then everything counts as new.
+            let _ = now.subtract(before);
+        }
+        new
+    }
+
     /// How many messages were timed.
     pub fn samples(&self) -> u64 {
         self.0.as_ref().map_or(0, Histogram::len)

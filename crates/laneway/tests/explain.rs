@@ -347,3 +347,40 @@ fn a_pace_can_be_set_and_lifted_while_messages_wait() {
     assert!(engine.set_pace("pool-0", None));
     assert!(engine.wait_quiet(DEADLINE));
 }
+
+#[test]
+fn what_waits_can_be_looked_at_in_its_order_and_found_wherever_it_is() {
+    let (engine, gate) = gated(Topology::partitioned(4, 1));
+    let _opens = OpensAtLast(gate.clone());
+    for partition in 0..4 {
+        assert!(engine.pause(&format!("partition-{partition}")));
+    }
+    send(&engine, (0..10).flat_map(|key| (0..5).map(move |number| (key, key * 10 + number))));
+    let look = |key: u64, most: usize| engine.look(&key, most, |message| message.body);
+    assert_eq!(look(7, 3), [70, 71, 72]);
+    assert_eq!(look(7, 100), [70, 71, 72, 73, 74]);
+    assert_eq!(look(99, 100), [0; 0]);
+    let find = |most: usize| {
+        engine.find(most, |message| (message.body % 10 == 4).then_some((message.key, message.body)))
+    };
+    let mut all = find(100);
+    all.sort_unstable();
+    assert_eq!(all, (0..10).map(|key| (key, key * 10 + 4)).collect::<Vec<_>>());
+    assert_eq!(find(3).len(), 3);
+    assert!(engine.skip_head(&7));
+    assert_eq!(look(7, 2), [71, 72]);
+    gate.open();
+}
+
+#[test]
+fn a_distribution_since_an_earlier_look_has_only_what_came_since() {
+    let engine = Engine::builder().latency_sampling(1).handle(|_, _: &mut u64| ()).build().unwrap();
+    send(&engine, (0..100).map(|number| (number, number)));
+    assert!(engine.wait_quiet(DEADLINE));
+    let before = engine.snapshot().service();
+    send(&engine, (0..40).map(|number| (number, number)));
+    assert!(engine.wait_quiet(DEADLINE));
+    let after = engine.snapshot().service();
+    assert_eq!((before.samples(), after.samples(), after.since(&before).samples()), (100, 140, 40));
+    assert_eq!(after.since(&after).samples(), 0);
+}

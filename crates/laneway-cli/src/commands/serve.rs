@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use laneway_router::config::{Config, Layering};
+use laneway_router::config::{Config, Layering, Log};
 use laneway_router::service::{Service, StartError};
 use tokio::sync::Notify;
 
@@ -81,6 +81,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         return runtime.block_on(demo::run(options));
     }
     let config = Config::load(&options.layering()).map_err(|error| bad(&error))?;
+    start_log(config.log);
     runtime.block_on(serve(options, config))
 }
 
@@ -92,6 +93,17 @@ async fn serve(options: &Options, config: Config) -> Result<(), Failure> {
     // As it is now: a reload may have changed it.
     let limit = service.config().drain;
     drain::drain(service, limit).await
+}
+
+/// Lets what the service notes be written to standard error, as far as the configuration wants it.
+fn start_log(log: Log) {
+    let Some(level) = log.level else { return };
+    let lines = tracing_subscriber::fmt().with_max_level(level).with_writer(io::stderr).with_target(false);
+    // Somebody who has set one up before us has his reasons.
+    let _ = match log.json {
+        true => lines.json().flatten_event(true).try_init(),
+        false => lines.try_init(),
+    };
 }
 
 /// Told at the first ctrl-c; `leave` is called before the second ends the process.

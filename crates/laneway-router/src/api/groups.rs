@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::input::{Json, Query};
+use super::looking::Failed;
 use super::most;
 use super::problem::Problem;
 use super::route::Route;
@@ -16,6 +17,9 @@ use crate::source::embedded::GroupState;
 
 /// How many of the groups that hold the slots are named.
 const HOLDERS_MAX: usize = 10;
+
+/// How many of the messages behind the head are shown.
+const BEHIND_MAX: usize = 50;
 
 /// A reason is a sentence, not a book.
 const WHY_BYTES_MAX: usize = 1_024;
@@ -117,8 +121,41 @@ struct Group {
     state: &'static str,
     explanation: String,
     reason: Value,
+    /// In how long its head is expected to start; nothing if nobody can tell, as for a parked group. Zero if it has.
+    predicted_start_millis: Option<u64>,
+    /// How long an attempt takes on the average.
+    average_millis: Option<f64>,
+    /// The message that is with its target, or the next.
+    head: Option<Head>,
+    /// What waits behind it, in its order; the first of it.
+    behind: Vec<Behind>,
+    /// The last attempts that failed, the newest first.
+    failures: Vec<Failed>,
     /// What the queues have of it, those in the pool included.
     queues: Vec<InQueue>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Head {
+    message_id: String,
+    /// Its place in the source; nothing while it is with its target.
+    sequence: Option<u64>,
+    /// Attempts that were begun.
+    attempts: u32,
+    attempts_max: u32,
+    target: String,
+    priority: crate::message::Priority,
+    dispatch_mode: crate::message::DispatchMode,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Behind {
+    message_id: String,
+    sequence: u64,
+    /// As that of the head, if every message before it takes as long as the average and succeeds at once.
+    predicted_start_millis: Option<u64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -137,6 +174,38 @@ fn view(service: &Service, pool: String, group: String) -> Answer {
     let Some(explanation) = service.router().explain(&pool, &group)? else {
         return Err(Problem::not_found(format!("the pool {pool:?} has no place for the group {group:?}")));
     };
+    let router = service.router();
+    let settings = router.pool_view(&pool)?.settings;
+    let notes = router.notes(&pool, &group)?;
+    let mut waiting = router.waiting(&pool, &group, BEHIND_MAX + 1)?.into_iter().peekable();
+    let attempts = match &explanation.reason {
+        Reason::Retry { attempts, .. } => *attempts,
+        _ => 0,
+    };
+    let average = notes.average.map(|average| average.as_secs_f64() * 1e3);
+    let predicted = predicted(&explanation, average, settings.concurrency);
+    let head_of = |message: &crate::message::Message, sequence, attempts| Head {
+        message_id: message.id.clone(),
+        sequence,
+        attempts,
+        attempts_max: settings.attempts,
+        target: message.target_to_show(),
+        priority: message.priority,
+        dispatch_mode: message.dispatch_mode,
+    };
+    let head = match &notes.running {
+        Some(running) => Some(head_of(&running.message, None, running.attempt)),
+        None => waiting.next().map(|next| head_of(&next.message, Some(next.sequence), attempts)),
+    };
+    let since = notes.running.as_ref().map_or(0.0, |running| running.since.elapsed().as_secs_f64() * 1e3);
+    let behind = waiting.take(BEHIND_MAX).zip(1..).map(|(next, place)| Behind {
+        message_id: next.message.id.clone(),
+        sequence: next.sequence,
+        predicted_start_millis: predicted
+            .zip(average)
+            .map(|(head, average)| head + (average * f64::from(place) - since).max(0.0) as u64),
+    });
+    let behind: Vec<Behind> = behind.collect();
     let explanation = shortened(explanation);
     let (state, reason) = reason(&explanation.reason);
     let in_queue = |queue: String| {
@@ -156,10 +225,29 @@ fn view(service: &Service, pool: String, group: String) -> Answer {
         state,
         explanation: explanation.to_string(),
         reason,
+        predicted_start_millis: predicted,
+        average_millis: average,
+        head,
+        behind,
+        failures: notes.failures.into_iter().rev().map(Failed::from).collect(),
         queues: service.queue_names().into_iter().filter_map(in_queue).collect(),
         pool,
         group,
     }))
+}
+
+/// In how long the head is expected to start.
+fn predicted(explanation: &Explanation<GroupKey>, average: Option<f64>, slots: usize) -> Option<u64> {
+    match &explanation.reason {
+        Reason::Running { .. } | Reason::PerhapsRunning => Some(0),
+        Reason::Retry { after, .. } | Reason::RateLimited { after } => Some(after.as_millis() as u64),
+        // All that are ready have their turn, each for about as long as this group's messages take: half of them before it.
+        Reason::NoWorkerFree { ready_lanes, .. } => {
+            let before = *ready_lanes as f64 / 2.0 / slots.max(1) as f64;
+            average.map(|average| (average * (0.5 + before)) as u64)
+        }
+        _ => None,
+    }
 }
 
 fn shortened(mut explanation: Explanation<GroupKey>) -> Explanation<GroupKey> {
@@ -247,6 +335,9 @@ struct InFlight {
     pool: String,
     /// None for a message without a group.
     group: Option<String>,
+    message_id: String,
+    attempt: u32,
+    target: String,
     since_millis: u64,
     slot: usize,
 }
@@ -266,6 +357,9 @@ async fn in_flight(
                 GroupKey::Named(name) => Some(name.to_string()),
                 GroupKey::Alone(_) => None,
             },
+            message_id: one.message.id.clone(),
+            attempt: one.attempt,
+            target: one.message.target_to_show(),
             since_millis: now.saturating_duration_since(one.since).as_millis() as u64,
             slot: one.slot,
         }));

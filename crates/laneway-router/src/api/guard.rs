@@ -6,6 +6,7 @@
 //!   keep out: a request that names another origin, or a host that is not this machine (a name that was bent to point here), is refused. No
 //!   answer carries a CORS header, so a browser shows none of them to other pages.
 //! - **Time.** The body has a deadline from the end of the head on, and the answer has one from there, too, except those of the test targets.
+//! - **Audit.** What changes something, except publishing, is written down with its answer (`audit.rs`).
 //! - **Problems.** What axum refuses in plain text (no such route, wrong method, bad query) is put into problem details.
 
 use std::panic::AssertUnwindSafe;
@@ -33,17 +34,40 @@ const REFUSAL_BYTES_MAX: usize = 4 * 1024;
 pub(super) async fn guard(State(service): State<Service>, request: Request, next: Next) -> Response {
     let http = &service.config().http;
     let path = request.uri().path().to_owned();
+    let method = request.method().clone();
     let token = http.admin_token.as_ref().map(|token| token.expose());
     if let Err(problem) = admit(token, request.headers(), request.uri()) {
         return problem.into_response();
     }
+    let who = if token.is_some() { "token" } else { "loopback" };
+    let response = answer(&service, request, next, &path).await;
+    if is_deed(&method, &path) {
+        let shown = percent_encoding::percent_decode_str(&path).decode_utf8_lossy();
+        let detail = response.extensions().get::<Detail>().map(|detail| detail.0.clone());
+        service.audit().add(who, method.as_str(), &shown, detail, response.status().as_u16());
+    }
+    response
+}
+
+/// What a handler adds to the entry of the audit, where the path does not say it all.
+#[derive(Clone)]
+pub(super) struct Detail(pub(super) String);
+
+/// Whether a request is an operator's doing.
+fn is_deed(method: &axum::http::Method, path: &str) -> bool {
+    let changes = !matches!(method.as_str(), "GET" | "HEAD" | "OPTIONS");
+    changes && path != "/api/messages" && !is_target(path)
+}
+
+async fn answer(service: &Service, request: Request, next: Next, path: &str) -> Response {
+    let http = &service.config().http;
     let (head, body) = request.into_parts();
     let request = Request::from_parts(head, Body::new(Timed::new(body, http.body_timeout)));
     let answering = AssertUnwindSafe(next.run(request)).catch_unwind();
-    let is_target = is_target(&path);
+    let is_target = is_target(path);
     let answer = if is_target { Ok(answering.await) } else { timeout(http.request_timeout, answering).await };
     match answer {
-        Ok(Ok(response)) => as_problem(response, &path).await,
+        Ok(Ok(response)) => as_problem(response, path).await,
         Ok(Err(_)) => Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the request met a bug of the service")
             .into_response(),
         Err(_) => {
@@ -59,7 +83,11 @@ fn is_target(path: &str) -> bool {
 
 /// Whether a route shows or changes nothing that is anybody's secret.
 fn is_open(path: &str) -> bool {
-    path.starts_with("/health/") || path == "/metrics" || path == "/openapi.json" || is_target(path)
+    path.starts_with("/health/")
+        || path == "/metrics"
+        || path == "/openapi.json"
+        || is_target(path)
+        || super::dashboard::is_asset(path)
 }
 
 fn admit(token: Option<&str>, headers: &HeaderMap, uri: &Uri) -> Result<(), Problem> {

@@ -21,6 +21,9 @@ use crate::service::Service;
 /// How many pools have labels of their own. Each costs some forty lines.
 const POOLS_LISTED_MAX: usize = 100;
 
+/// How many workers have labels of their own, in all pools together: for a look at who does the work, not for thousands.
+const WORKERS_LISTED_MAX: usize = 256;
+
 const MEDIA_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 pub(super) fn routes() -> Vec<Route> {
@@ -119,6 +122,17 @@ fn about_process(text: &mut Text, service: &Service) {
     text.sample("laneway_held_messages", &[], service.held());
     text.family("laneway_warnings", "gauge", "Warnings on the list.");
     text.sample("laneway_warnings", &[], service.router().warnings().len());
+    text.family("laneway_dashboard_subscribers", "gauge", "Pages of the dashboard that are open.");
+    let subscribers = service.history().map_or(0, |history| history.subscribers());
+    text.sample("laneway_dashboard_subscribers", &[], subscribers);
+    text.family("laneway_audit_entries_total", "counter", "Requests that changed something, or tried to.");
+    text.sample("laneway_audit_entries_total", &[], service.audit().total());
+    text.family("laneway_spans_total", "counter", "Spans by what became of them.");
+    let (exported, failed) = service.exported_spans();
+    let dropped = service.router().record().spans().dropped();
+    for (fate, count) in [("exported", exported), ("failed", failed), ("dropped", dropped)] {
+        text.sample("laneway_spans_total", &[("fate", fate)], count);
+    }
 }
 
 // ── pools ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -135,6 +149,112 @@ struct PoolRow {
     concurrency: usize,
     service: Histogram,
     states: Vec<PoolState>,
+    engine: EngineRow,
+}
+
+/// What the engines of a row have counted: the names of documents 000, 001 and 003.
+#[derive(Default)]
+struct EngineRow {
+    /// Name, kind, help and value of each.
+    numbers: Vec<(&'static str, &'static str, &'static str, u64)>,
+    /// Phase, quantile, and seconds: the worst of the row's pools.
+    latencies: Vec<(&'static str, &'static str, f64)>,
+}
+
+impl EngineRow {
+    fn add(&mut self, engine: &laneway::Snapshot) {
+        let sum = |of: fn(&laneway::DispatcherStats) -> u64| engine.dispatchers.iter().map(of).sum::<u64>();
+        let workers = |of: fn(&laneway::WorkerStats) -> u64| engine.workers.iter().map(of).sum::<u64>();
+        let deepest =
+            engine.dispatchers.iter().map(|part| u64::from(part.max_pending_depth)).max().unwrap_or(0);
+        let numbers = [
+            (
+                "queue_depth_messages",
+                "gauge",
+                "Messages that wait in ingress and in lanes.",
+                sum(|it| it.depth as u64),
+            ),
+            (
+                "ingress_depth_messages",
+                "gauge",
+                "Messages that no lane has yet.",
+                sum(|it| it.ingress_depth as u64),
+            ),
+            ("active_lanes", "gauge", "Lanes that exist.", sum(|it| it.active_lanes as u64)),
+            ("running_lanes", "gauge", "Lanes whose head is in flight.", sum(|it| it.running_lanes as u64)),
+            (
+                "deferred_lanes",
+                "gauge",
+                "Lanes that wait for another attempt.",
+                sum(|it| it.deferred_lanes as u64),
+            ),
+            (
+                "active_flow_mappings",
+                "gauge",
+                "Keys that are mapped to a dispatcher.",
+                engine.active_mappings as u64,
+            ),
+            ("max_pending_depth_messages", "gauge", "The deepest that a lane ever was.", deepest),
+            ("accepted_total", "counter", "Messages that were accepted.", engine.account.accepted),
+            ("done_total", "counter", "Messages that were handled.", engine.account.done),
+            ("dispatched_total", "counter", "Attempts that were started.", sum(|it| it.dispatched)),
+            ("turns_total", "counter", "Turns that were run.", sum(|it| it.turns)),
+            ("panics_total", "counter", "Handlers that panicked.", sum(|it| it.panics)),
+            (
+                "enqueued_due_to_busy_total",
+                "counter",
+                "Messages that found their lane in flight.",
+                sum(|it| it.enqueued_due_to_busy),
+            ),
+            ("drops_total", "counter", "Messages that were dropped or taken back.", engine.drops.total()),
+            ("refusals_total", "counter", "Messages that were refused.", engine.refusals.total()),
+            ("late_total", "counter", "Messages that came after their flow had finished.", engine.late),
+            (
+                "lock_attempts_total",
+                "counter",
+                "Times that a worker tried to take a dispatcher.",
+                sum(|it| it.lock_attempts),
+            ),
+            (
+                "lock_failures_total",
+                "counter",
+                "Times that another worker had it.",
+                sum(|it| it.lock_failures),
+            ),
+            ("polls_total", "counter", "Times that a worker looked for work.", workers(|it| it.polls)),
+            (
+                "backoff_sleeps_total",
+                "counter",
+                "Times that a worker slept because all dispatchers were taken.",
+                workers(|it| it.backoff_sleeps),
+            ),
+            ("parks_total", "counter", "Times that a worker slept for want of work.", sum(|it| it.parks)),
+            ("wake_ups_total", "counter", "Times that such a worker was up again.", sum(|it| it.wake_ups)),
+        ];
+        for (place, number) in numbers.into_iter().enumerate() {
+            match self.numbers.get_mut(place) {
+                Some(there) if number.0.starts_with("max_") => there.3 = there.3.max(number.3),
+                Some(there) => there.3 += number.3,
+                None => self.numbers.push(number),
+            }
+        }
+        let mut place = 0;
+        for (phase, of) in [
+            ("waiting", (|part| &part.waiting) as fn(&laneway::DispatcherStats) -> &laneway::Latency),
+            ("service", |part| &part.service),
+            ("total", |part| &part.total),
+        ] {
+            for (quantile, share) in [("0.5", 0.5), ("0.95", 0.95), ("0.99", 0.99)] {
+                let parts = engine.dispatchers.iter().map(|part| of(part).quantile(share).as_secs_f64());
+                let worst = parts.fold(0.0, f64::max);
+                match self.latencies.get_mut(place) {
+                    Some(there) => there.2 = there.2.max(worst),
+                    None => self.latencies.push((phase, quantile, worst)),
+                }
+                place += 1;
+            }
+        }
+    }
 }
 
 impl PoolRow {
@@ -150,6 +270,7 @@ impl PoolRow {
             concurrency: 0,
             service: Histogram::default(),
             states: Vec::new(),
+            engine: EngineRow::default(),
         }
     }
 
@@ -162,6 +283,9 @@ impl PoolRow {
         sum.transient += counts.transient;
         sum.held_back += counts.held_back;
         sum.refused += counts.refused;
+        sum.refused_pool_full += counts.refused_pool_full;
+        sum.refused_group_full += counts.refused_group_full;
+        sum.refused_not_open += counts.refused_not_open;
         sum.given_back += counts.given_back;
         self.waiting += view.held.saturating_sub(in_flight);
         self.in_flight += in_flight;
@@ -171,6 +295,7 @@ impl PoolRow {
         self.concurrency += view.settings.concurrency;
         self.service.add(&view.attempts);
         self.states.push(view.state);
+        self.engine.add(&view.engine);
     }
 }
 
@@ -209,6 +334,43 @@ fn about_pools(text: &mut Text, views: Vec<PoolView>) {
     text.family("laneway_pool_service_seconds", "histogram", "How long attempts took.");
     rows.iter()
         .for_each(|row| text.histogram("laneway_pool_service_seconds", &[("pool", &row.name)], &row.service));
+    about_engines(text, &rows);
+    about_workers(text, &views);
+}
+
+fn about_engines(text: &mut Text, rows: &[PoolRow]) {
+    let Some(first) = rows.first() else { return };
+    for (place, (name, kind, help, _)) in first.engine.numbers.iter().enumerate() {
+        let name = format!("laneway_engine_{name}");
+        text.family(&name, kind, help);
+        rows.iter().for_each(|row| text.sample(&name, &[("pool", &row.name)], row.engine.numbers[place].3));
+    }
+    let name = "laneway_engine_latency_seconds";
+    text.family(name, "gauge", "Quantiles since the start: waiting for a slot, in it, and both.");
+    for row in rows {
+        for (phase, quantile, seconds) in &row.engine.latencies {
+            text.sample(name, &[("pool", &row.name), ("phase", phase), ("quantile", quantile)], seconds);
+        }
+    }
+}
+
+/// Who does the work: the workers of the first pools by name, the others in a sum.
+fn about_workers(text: &mut Text, views: &[PoolView]) {
+    let name = "laneway_worker_messages_total";
+    text.family(name, "counter", "Attempts by the worker that made them.");
+    let (mut listed, mut others) = (0, 0);
+    for (pool, worker) in
+        views.iter().flat_map(|view| view.engine.workers.iter().map(|worker| (&view.code, worker)))
+    {
+        listed += 1;
+        match listed <= WORKERS_LISTED_MAX {
+            true => text.sample(name, &[("pool", pool), ("worker", &worker.name)], worker.handled),
+            false => others += worker.handled,
+        }
+    }
+    if listed > WORKERS_LISTED_MAX {
+        text.sample(name, &[("pool", "(others)"), ("worker", "(others)")], others);
+    }
 }
 
 fn pool_counters(text: &mut Text, rows: &[PoolRow]) {
@@ -227,6 +389,17 @@ fn pool_counters(text: &mut Text, rows: &[PoolRow]) {
         ];
         for (outcome, count) in outcomes {
             text.sample("laneway_pool_messages_total", &[("pool", &row.name), ("outcome", outcome)], count);
+        }
+    }
+    text.family("laneway_pool_refusals_total", "counter", "Messages that were not taken in, by the reason.");
+    for row in rows {
+        let reasons = [
+            ("pool_full", row.counts.refused_pool_full),
+            ("group_full", row.counts.refused_group_full),
+            ("not_open", row.counts.refused_not_open),
+        ];
+        for (reason, count) in reasons {
+            text.sample("laneway_pool_refusals_total", &[("pool", &row.name), ("reason", reason)], count);
         }
     }
     let mut counter = |name: &str, help: &str, of: fn(&PoolRow) -> u64| {

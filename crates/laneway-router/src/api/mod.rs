@@ -10,6 +10,8 @@
 //! | `groups.rs` | groups, in-flight |
 //! | `queues.rs` | sources, dead letters, quarantine |
 //! | `operating.rs` | breakers, warnings, ingress, stats, configuration, health |
+//! | `looking.rs` | search, failures, audit, slots |
+//! | `dashboard.rs` | the dashboard's files, history, stream |
 //! | `metrics.rs` | metrics |
 //! | `flow.rs` | flows, runs, their workers and queues (feature `flow`) |
 //! | `openapi.rs` | the description of all of them, made from the lists in the other files (`route.rs`) |
@@ -28,6 +30,9 @@ mod queues;
 
 mod operating;
 
+mod dashboard;
+mod looking;
+
 #[cfg(feature = "flow")]
 mod flow;
 
@@ -41,6 +46,7 @@ use std::time::SystemTime;
 use axum::Router;
 use axum::middleware::from_fn_with_state;
 
+pub(crate) use looking::glance;
 pub(crate) use server::{Server, serve};
 
 use crate::service::Service;
@@ -49,13 +55,17 @@ use problem::Problem;
 use route::Route;
 
 /// All routes of our own, with those of flows where there is a database for them; those of the test targets are beside them.
-fn all(has_targets: bool, has_flows: bool) -> Vec<Route> {
+fn all(has_targets: bool, has_dashboard: bool, has_flows: bool) -> Vec<Route> {
     let mut all = Vec::new();
     all.extend(messages::routes());
     all.extend(pools::routes());
     all.extend(groups::routes());
     all.extend(queues::routes());
     all.extend(operating::routes());
+    all.extend(looking::routes());
+    if has_dashboard {
+        all.extend(dashboard::routes());
+    }
     all.extend(metrics::routes());
     #[cfg(feature = "flow")]
     if has_flows {
@@ -71,8 +81,12 @@ fn all(has_targets: bool, has_flows: bool) -> Vec<Route> {
 /// The whole API behind its guard.
 fn routes(service: Service) -> Router {
     let mut router = Router::new();
-    for route in all(service.targets().is_some(), service.config().flow_database.is_some()) {
+    let (has_dashboard, has_flows) = (service.history().is_some(), service.config().flow_database.is_some());
+    for route in all(service.targets().is_some(), has_dashboard, has_flows) {
         router = router.route(route.path, route.handler);
+    }
+    if service.history().is_some() {
+        router = router.merge(dashboard::pages());
     }
     let mut router = router.with_state(service.clone());
     if let Some(targets) = service.targets() {

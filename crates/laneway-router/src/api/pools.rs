@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use axum::Extension;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::guard::Detail;
 use super::input::{Json, Query};
 use super::problem::Problem;
 use super::route::Route;
@@ -85,6 +87,9 @@ struct Counts {
     transient: u64,
     held_back: u64,
     refused: u64,
+    refused_pool_full: u64,
+    refused_group_full: u64,
+    refused_not_open: u64,
     given_back: u64,
 }
 
@@ -150,6 +155,9 @@ impl From<PoolView> for Pool {
                 transient: counts.transient,
                 held_back: counts.held_back,
                 refused: counts.refused,
+                refused_pool_full: counts.refused_pool_full,
+                refused_group_full: counts.refused_group_full,
+                refused_not_open: counts.refused_not_open,
                 given_back: counts.given_back,
             },
             latency: Latency {
@@ -260,6 +268,33 @@ enum Group {
     Unordered,
 }
 
+impl std::fmt::Display for PoolChange {
+    /// What was named, for the audit.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut named = Vec::new();
+        let mut add = |name: &str, value: Option<String>| {
+            named.extend(value.map(|value| format!("{name}={value}")));
+        };
+        let or_none = |value: &Option<Option<f64>>| {
+            value.map(|value| value.map_or("none".to_owned(), |value| value.to_string()))
+        };
+        add("concurrency", self.concurrency.map(|value| value.to_string()));
+        add("capacity", self.capacity.map(|value| value.to_string()));
+        add("groupCapacity", self.group_capacity.map(|value| value.to_string()));
+        add("groupLatencyMillis", or_none(&self.group_latency_millis.map(|it| it.map(|it| it as f64))));
+        add("ratePerSecond", or_none(&self.rate_per_second));
+        add("groupRatePerSecond", or_none(&self.group_rate_per_second));
+        add("attempts", self.attempts.map(|value| value.to_string()));
+        add("backoffMillis", self.backoff_millis.map(|value| value.to_string()));
+        add("backoffMaxMillis", self.backoff_max_millis.map(|value| value.to_string()));
+        add("exhausted", self.exhausted.map(|value| format!("{value:?}")));
+        add("giveBackMillis", self.give_back_millis.map(|value| value.to_string()));
+        add("ungrouped", self.ungrouped.map(|value| format!("{value:?}")));
+        add("affinity", self.affinity.map(|value| value.to_string()));
+        f.write_str(&named.join(" "))
+    }
+}
+
 impl PoolChange {
     fn apply(self, to: &PoolSettings) -> PoolSettings {
         let mut pool = to.clone();
@@ -299,7 +334,7 @@ async fn put(
     State(service): State<Service>,
     Path(code): Path<String>,
     Json(change): Json<PoolChange>,
-) -> Result<(StatusCode, axum::Json<Pool>), Problem> {
+) -> Result<(StatusCode, Extension<Detail>, axum::Json<Pool>), Problem> {
     if code.trim() != code
         || code.is_empty()
         || code.len() > NAME_BYTES_MAX
@@ -310,6 +345,7 @@ async fn put(
         );
         return Err(Problem::unprocessable(detail));
     }
+    let detail = Detail(change.to_string());
     let config = service.config();
     let status = match service.router().pool_view(&code) {
         Ok(view) => {
@@ -326,7 +362,7 @@ async fn put(
         }
         Err(error) => return Err(error.into()),
     };
-    Ok((status, view(&service, &code)?))
+    Ok((status, Extension(detail), view(&service, &code)?))
 }
 
 /// What a configuration would have refused as well.

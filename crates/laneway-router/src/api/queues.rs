@@ -1,9 +1,11 @@
 //! `/api/sources`, `/api/dead-letters`, `/api/quarantine`: what the queues hold, and what came to rest in them.
 
+use axum::Extension;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::guard::Detail;
 use super::input::{Json, Query};
 use super::problem::Problem;
 use super::route::Route;
@@ -172,13 +174,25 @@ struct Redriven {
 async fn redrive(
     State(service): State<Service>,
     Json(asked): Json<Redrive>,
-) -> Result<axum::Json<Redriven>, Problem> {
-    let (_, queue) = queue_of(&service, asked.queue.as_deref())?;
+) -> Result<(Extension<Detail>, axum::Json<Redriven>), Problem> {
+    let (name, queue) = queue_of(&service, asked.queue.as_deref())?;
     if asked.sequences.as_ref().is_some_and(|sequences| sequences.len() > BATCH_MAX) {
         return Err(Problem::unprocessable(format!("more than {BATCH_MAX} sequences at once")));
     }
+    let which = match &asked.sequences {
+        Some(sequences) => format!("sequences {}", shown(sequences)),
+        None => "the oldest".to_owned(),
+    };
     let redriven = queue.redrive(asked.sequences, asked.most.unwrap_or(BATCH_MAX)).await?;
-    Ok(axum::Json(Redriven { redriven }))
+    Ok((Extension(Detail(format!("{which}: {redriven} of queue {name}"))), axum::Json(Redriven { redriven })))
+}
+
+/// The first of many numbers.
+fn shown(sequences: &[u64]) -> String {
+    const SHOWN: usize = 20;
+    let first: Vec<String> = sequences.iter().take(SHOWN).map(ToString::to_string).collect();
+    let more = if sequences.len() > SHOWN { " and more" } else { "" };
+    format!("{}{more}", first.join(", "))
 }
 
 #[derive(Debug, Serialize)]

@@ -259,7 +259,7 @@ async fn attempt(
         delivery.sequence = sequences.fetch_add(1, Ordering::Relaxed);
     }
     let (sequence, attempt) = (delivery.sequence, delivery.attempt());
-    let call = Call { message: &delivery.message, key: delivery.key(), sequence, attempt };
+    let call = Call { message: &delivery.message, key: delivery.key(), sequence, attempt, traceparent: None };
     let verdict = mediator.mediate(call).await;
     match verdict {
         Verdict::Done => {

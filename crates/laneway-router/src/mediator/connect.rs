@@ -16,7 +16,7 @@ use rustls::{ClientConfig, RootCertStore};
 use tower_service::Service;
 
 /// TCP, and TLS for https, which offers HTTP/2 and takes what the target prefers.
-pub(super) fn tls(trusted: &[CertificateDer<'static>]) -> HttpsConnector<HttpConnector> {
+pub(crate) fn tls(trusted: &[CertificateDer<'static>]) -> HttpsConnector<HttpConnector> {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     // A call is one small write; waiting for more of it would only make it late.
@@ -75,13 +75,13 @@ fn config(trusted: &[CertificateDer<'static>]) -> ClientConfig {
 
 /// A connector with a limit on the time.
 #[derive(Clone)]
-pub(super) struct Timed<C> {
+pub(crate) struct Timed<C> {
     inner: C,
     limit: Duration,
 }
 
 impl<C> Timed<C> {
-    pub(super) fn new(inner: C, limit: Duration) -> Self {
+    pub(crate) fn new(inner: C, limit: Duration) -> Self {
         Timed { inner, limit }
     }
 }

@@ -21,6 +21,9 @@ pub const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-times
 /// See `signature.rs`.
 pub const WEBHOOK_SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
 
+/// Where a trace is carried. A message may bring one; a router that exports spans puts its own in its place.
+pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+
 /// What belongs to one connection and not to a message, what the client writes itself, and what has a field of its own in the message.
 const RESERVED: [&str; 11] = [
     "authorization",

@@ -237,6 +237,10 @@ impl HttpMediator {
         }
         all.insert(headers::SEQUENCE, HeaderValue::from(call.sequence));
         all.insert(headers::ATTEMPT, HeaderValue::from(call.attempt));
+        if let Some(traceparent) = call.traceparent {
+            let value = HeaderValue::try_from(traceparent.to_string()).expect("digits and hyphens");
+            all.insert(headers::TRACEPARENT, value);
+        }
     }
 
     fn add_signature(&self, all: &mut HeaderMap, id: &str, body: &[u8]) {

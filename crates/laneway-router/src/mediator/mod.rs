@@ -8,7 +8,7 @@
 //! of it is counted in [`metrics`].
 
 pub mod breaker;
-mod connect;
+pub(crate) mod connect;
 pub mod headers;
 pub mod http;
 pub mod metrics;
@@ -24,6 +24,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 
 use crate::message::{MediationType, Message};
+use crate::trace::Traceparent;
 
 pub use breaker::{BreakerSettings, BreakerState, BreakerStatus, Breakers};
 pub use connect::BadCertificate;
@@ -46,6 +47,8 @@ pub struct Call<'a> {
     pub sequence: u64,
     /// Which attempt it is, from 1.
     pub attempt: u32,
+    /// The attempt's place in a trace, for the target. Goes before the message's own header; without it that goes as it came.
+    pub traceparent: Option<Traceparent>,
 }
 
 /// What came of an attempt.

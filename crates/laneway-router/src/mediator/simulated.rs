@@ -123,7 +123,7 @@ mod tests {
     }
 
     fn call(message: &Message, sequence: u64) -> Call<'_> {
-        Call { message, key: "k", sequence, attempt: 1 }
+        Call { message, key: "k", sequence, attempt: 1, traceparent: None }
     }
 
     #[tokio::test(start_paused = true)]

@@ -3,14 +3,16 @@
 //! An entry lives while the group has messages in the pool, and a little longer where its rate has to be remembered: then it is swept out
 //! with the next ones. So the memory follows the messages that are here, not the groups that were ever seen.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasher;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::{GroupKey, PoolSettings};
+use crate::message::Message;
+use crate::record::FailedAttempt;
 
 /// Few enough to sweep through, many enough that slots rarely meet.
 const SHARDS: usize = 16;
@@ -18,15 +20,33 @@ const SHARDS: usize = 16;
 /// A new group may have this many messages before anything is known about it.
 const UNKNOWN: usize = 16;
 
+/// How many failed attempts of a group are remembered, the newest.
+const FAILURES_KEPT: usize = 5;
+
 /// An attempt that is under way.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct InFlight {
     /// What orders its message.
     pub key: GroupKey,
+    /// Which message it is.
+    pub message: Arc<Message>,
+    /// Which attempt at it, from 1.
+    pub attempt: u32,
     /// Since when.
     pub since: Instant,
     /// The number of the slot.
     pub slot: usize,
+}
+
+/// What a pool knows of a group, for those who ask.
+#[derive(Clone, Debug, Default)]
+pub struct GroupNotes {
+    /// The attempt that is under way.
+    pub running: Option<InFlight>,
+    /// How long an attempt takes on the average; nothing before the first has ended.
+    pub average: Option<Duration>,
+    /// The last attempts that failed, the newest last. Forgotten when the group has no messages here.
+    pub failures: Vec<FailedAttempt>,
 }
 
 /// One group in a pool.
@@ -38,10 +58,27 @@ struct Group {
     average: Option<Duration>,
     /// When the next attempt may start.
     next_at: Option<Instant>,
-    /// The attempt that is under way: since when, and in which slot.
-    running: Option<(Instant, usize)>,
+    /// The attempt that is under way.
+    running: Option<Running>,
+    /// The last ones that failed; most groups never have any.
+    failures: Option<Box<VecDeque<FailedAttempt>>>,
     /// The group is on its way back to its sources: nothing more of it is taken in.
     barred: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Running {
+    message: Arc<Message>,
+    attempt: u32,
+    since: Instant,
+    slot: usize,
+}
+
+impl Running {
+    fn view(&self, key: &GroupKey) -> InFlight {
+        let Running { message, attempt, since, slot } = self.clone();
+        InFlight { key: key.clone(), message, attempt, since, slot }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -123,9 +160,16 @@ impl Groups {
     }
 
     /// An attempt begins.
-    pub(super) fn begin(&self, key: &GroupKey, now: Instant, slot: usize) {
+    pub(super) fn begin(
+        &self,
+        key: &GroupKey,
+        message: Arc<Message>,
+        attempt: u32,
+        since: Instant,
+        slot: usize,
+    ) {
         if let Some(group) = self.shard(key).groups.get_mut(key) {
-            group.running = Some((now, slot));
+            group.running = Some(Running { message, attempt, since, slot });
         }
     }
 
@@ -134,10 +178,10 @@ impl Groups {
         let mut all = Vec::new();
         for shard in &self.shards {
             let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-            let running = shard.groups.iter().filter_map(|(key, group)| {
-                let (since, slot) = group.running?;
-                Some(InFlight { key: key.clone(), since, slot })
-            });
+            let running = shard
+                .groups
+                .iter()
+                .filter_map(|(key, group)| group.running.as_ref().map(|running| running.view(key)));
             all.extend(running);
         }
         all.sort_by_key(|one| one.since);
@@ -151,6 +195,68 @@ impl Groups {
             group.running = None;
             group.average = Some(group.average.map_or(took, |average| (average * 7 + took) / 8));
         }
+    }
+
+    /// An attempt has failed.
+    pub(super) fn fail(&self, key: &GroupKey, failure: FailedAttempt) {
+        if let Some(group) = self.shard(key).groups.get_mut(key) {
+            let failures = group.failures.get_or_insert_default();
+            if failures.len() == FAILURES_KEPT {
+                failures.pop_front();
+            }
+            failures.push_back(failure);
+        }
+    }
+
+    /// What is known of a group.
+    pub(super) fn notes(&self, key: &GroupKey) -> GroupNotes {
+        let shard = self.shard(key);
+        let Some(group) = shard.groups.get(key) else { return GroupNotes::default() };
+        GroupNotes {
+            running: group.running.as_ref().map(|running| running.view(key)),
+            average: group.average,
+            failures: group.failures.iter().flat_map(|failures| failures.iter().cloned()).collect(),
+        }
+    }
+
+    /// How many messages a group has here.
+    pub(super) fn depth(&self, key: &GroupKey) -> usize {
+        self.shard(key).groups.get(key).map_or(0, |group| group.depth)
+    }
+
+    /// Groups whose names contain a text, and their depths; so many at most.
+    pub(super) fn find(&self, part: &str, most: usize) -> Vec<(GroupKey, usize)> {
+        let mut found = Vec::new();
+        for shard in &self.shards {
+            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            let left = most.saturating_sub(found.len());
+            let named =
+                shard.groups.iter().filter(|(key, group)| group.depth > 0 && key.name().contains(part));
+            found.extend(named.take(left).map(|(key, group)| (key.clone(), group.depth)));
+        }
+        found
+    }
+
+    /// Shows the groups of one part after the other, from one part on, until `budget` of them were seen: key, depth, and since when an attempt is under way. Says
+    /// where to go on. So a look costs the same for a thousand groups and for a million, and no part is held for long.
+    pub(super) fn survey(
+        &self,
+        from: usize,
+        budget: usize,
+        mut visit: impl FnMut(&GroupKey, usize, Option<Instant>),
+    ) -> usize {
+        let mut seen = 0;
+        for step in 0..SHARDS {
+            let shard = self.shards[(from + step) % SHARDS].lock().unwrap_or_else(PoisonError::into_inner);
+            if seen > 0 && seen + shard.groups.len() > budget {
+                return (from + step) % SHARDS;
+            }
+            seen += shard.groups.len();
+            for (key, group) in &shard.groups {
+                visit(key, group.depth, group.running.as_ref().map(|running| running.since));
+            }
+        }
+        from
     }
 
     /// How many groups have messages here.

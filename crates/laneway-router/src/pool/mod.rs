@@ -26,7 +26,7 @@
 mod groups;
 mod settings;
 
-pub use groups::InFlight;
+pub use groups::{GroupNotes, InFlight};
 pub use settings::{BadSetting, CAPACITY_MAX, CONCURRENCY_MAX, Exhausted, PoolSettings, Ungrouped};
 
 use std::panic::AssertUnwindSafe;
@@ -42,8 +42,10 @@ use tokio::time::Instant;
 
 use crate::mediator::{Call, Mediator, Metrics, MetricsSnapshot, Verdict};
 use crate::message::{DispatchMode, Message, Priority};
+use crate::record::{FailedAttempt, Record};
 use crate::settle::Held;
 use crate::source::Disposal;
+use crate::trace::{Fate, Traced};
 use groups::Groups;
 
 /// What messages without a group are called where they are one.
@@ -85,6 +87,8 @@ pub(crate) struct Job {
     pub(crate) sequence: u64,
     /// Gone once it is settled.
     pub(crate) held: Option<Held>,
+    /// Its place in a trace, if it has one.
+    trace: Option<Box<Traced>>,
     /// Dropped with the job, which makes room.
     _place: Place,
 }
@@ -137,8 +141,14 @@ pub struct PoolCounts {
     pub transient: u64,
     /// Attempts that were put off, by a target or a rate.
     pub held_back: u64,
-    /// Given back to the source because there was no room.
+    /// Given back to the source because there was no room: the sum of the next three.
     pub refused: u64,
+    /// The pool was full.
+    pub refused_pool_full: u64,
+    /// The group had its share.
+    pub refused_group_full: u64,
+    /// The pool was waiting or draining.
+    pub refused_not_open: u64,
     /// Given back to the source after failing.
     pub given_back: u64,
 }
@@ -150,12 +160,17 @@ struct Counters {
     failed: AtomicU64,
     transient: AtomicU64,
     held_back: AtomicU64,
-    refused: AtomicU64,
+    refused_pool_full: AtomicU64,
+    refused_group_full: AtomicU64,
+    refused_not_open: AtomicU64,
     given_back: AtomicU64,
 }
 
 /// What the pool, its jobs and its handler share.
 struct Core {
+    code: Arc<str>,
+    /// What is written down for those who look, by all pools together.
+    record: Arc<Record>,
     settings: ArcSwap<PoolSettings>,
     /// Replaced when the secrets change.
     mediator: ArcSwap<Arc<dyn Mediator>>,
@@ -168,6 +183,8 @@ struct Core {
     counters: Counters,
     /// Attempts by verdict, and how long they took.
     attempts: Metrics,
+    /// For how long slots were busy, in nanoseconds, up to the last look of the history for what is under way.
+    busy: AtomicU64,
     /// Told whenever a message leaves.
     room: Arc<Notify>,
     /// Groups that are to go back, and for how long.
@@ -217,7 +234,7 @@ impl Core {
     }
 
     /// Makes one attempt and says what becomes of the lane.
-    async fn attempt(&self, delivery: laneway::Delivery<GroupKey, Job>) -> Outcome {
+    async fn attempt(&self, mut delivery: laneway::Delivery<GroupKey, Job>) -> Outcome {
         let settings = self.settings.load_full();
         let key = delivery.key().clone();
         if delivery.held.as_ref().is_some_and(Held::is_lost) {
@@ -232,8 +249,9 @@ impl Core {
         let (message, sequence, attempt) =
             (Arc::clone(&delivery.message), delivery.sequence, delivery.attempt());
         let started = Instant::now();
-        let call = Call { message: &message, key: key.name(), sequence, attempt };
-        self.groups.begin(&key, started, delivery.worker());
+        let traceparent = delivery.trace.as_mut().and_then(|trace| trace.begin(attempt));
+        let call = Call { message: &message, key: key.name(), sequence, attempt, traceparent };
+        self.groups.begin(&key, Arc::clone(&message), attempt, started, delivery.worker());
         let mediator = self.mediator.load_full();
         // A panic is a failed attempt like any other, so that the pool's own settings decide how many there are and what comes after the last.
         let verdict = AssertUnwindSafe(mediator.mediate(call)).catch_unwind().await;
@@ -242,7 +260,32 @@ impl Core {
         let took = started.elapsed();
         self.groups.learn(&key, took);
         self.attempts.record(&verdict, Some(took));
+        let busy = self.record.hot().learn(&self.code, key.name(), took, verdict != Verdict::Done);
+        self.busy.fetch_add(busy, Relaxed);
+        if let Some(trace) = &mut delivery.trace {
+            trace.end(&verdict);
+        }
+        if let Verdict::Again { reason, .. } | Verdict::Final { reason } = &verdict {
+            self.note_failure(&key, attempt, &delivery, reason);
+        }
         self.conclude(verdict, delivery, &settings)
+    }
+
+    /// Writes down that an attempt failed: for the group's page, for the list of the newest, and in the log.
+    fn note_failure(&self, key: &GroupKey, attempt: u32, job: &Job, reason: &str) {
+        let trace = job.trace.as_ref().map(|trace| trace.id());
+        let failure = FailedAttempt::now(&self.code, key.name(), &job.message.id, attempt, reason);
+        tracing::info!(
+            pool = &*self.code,
+            group = key.name(),
+            message = job.message.id,
+            attempt,
+            reason,
+            trace_id = trace.as_deref(),
+            "an attempt failed"
+        );
+        self.groups.fail(key, failure.clone());
+        self.record.failures().add(failure);
     }
 
     fn conclude(
@@ -254,6 +297,9 @@ impl Core {
         match verdict {
             Verdict::Done => {
                 self.counters.succeeded.fetch_add(1, Relaxed);
+                if let Some(trace) = &mut delivery.trace {
+                    trace.fate = Fate::Delivered;
+                }
                 if let Some(held) = delivery.held.take() {
                     held.settle(Disposal::Done);
                 }
@@ -311,6 +357,16 @@ impl Core {
     fn fail(&self, mut job: Job, failure: Failure) {
         self.counters.failed.fetch_add(1, Relaxed);
         let reason = failure.note.unwrap_or_else(|| format!("failed after {} attempts", failure.attempts));
+        tracing::warn!(
+            pool = &*self.code,
+            message = job.message.id,
+            reason,
+            trace_id = job.trace.as_ref().map(|trace| trace.id()),
+            "a message goes to the dead letters"
+        );
+        if let Some(trace) = &mut job.trace {
+            trace.fate = Fate::DeadLetter;
+        }
         if let Some(held) = job.held.take() {
             held.settle(Disposal::DeadLetter { reason });
         }
@@ -371,6 +427,26 @@ pub(crate) struct Pool {
     returning: tokio::task::JoinHandle<()>,
 }
 
+/// What all pools of a router have in common.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    /// Told whenever a message leaves a pool.
+    pub(crate) room: Arc<Notify>,
+    /// Held to read while a message is taken in, to write while it must not be.
+    pub(crate) routing: Arc<RwLock<()>>,
+    /// Written by pools, read by those who look.
+    pub(crate) record: Arc<Record>,
+}
+
+/// What is waiting in a group, for those who look.
+#[derive(Clone, Debug)]
+pub struct Waiting {
+    /// The message.
+    pub message: Arc<Message>,
+    /// Its place in the source.
+    pub sequence: u64,
+}
+
 /// How a pool ended.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ended {
@@ -404,13 +480,15 @@ impl Pool {
         settings: PoolSettings,
         mediator: Arc<dyn Mediator>,
         state: PoolState,
-        room: Arc<Notify>,
-        routing: Arc<RwLock<()>>,
+        shared: Shared,
     ) -> Arc<Pool> {
+        let Shared { room, routing, record } = shared;
         let (returns, returned) = mpsc::unbounded_channel();
         let affinity = settings.affinity;
         let rate = settings.rate_per_second;
         let core = Arc::new(Core {
+            code: Arc::clone(&code),
+            record,
             settings: ArcSwap::from_pointee(settings.clone()),
             mediator: ArcSwap::from_pointee(mediator),
             state: AtomicU8::new(state.number()),
@@ -419,6 +497,7 @@ impl Pool {
             groups: Groups::new(),
             counters: Counters::default(),
             attempts: Metrics::default(),
+            busy: AtomicU64::new(0),
             room,
             returns,
             routing,
@@ -503,6 +582,10 @@ impl Pool {
         (0..self.slots.lock().unwrap_or_else(PoisonError::into_inner).len()).map(part_name).collect()
     }
 
+    pub(crate) fn record(&self) -> &Record {
+        &self.core.record
+    }
+
     /// What came of its attempts, and how long they took.
     pub(crate) fn attempts(&self) -> MetricsSnapshot {
         self.core.attempts.snapshot()
@@ -544,14 +627,21 @@ impl Pool {
         // The place is taken before the state is read, and whoever removes a pool writes the state before it counts: one of the two sees the
         // other. So a message cannot slip into a pool that was found empty.
         let before = self.core.held.fetch_add(1, SeqCst);
-        let fits = match self.state() {
-            PoolState::Open | PoolState::Paused => before < settings.capacity,
-            PoolState::Waiting | PoolState::Draining => false,
+        let counters = &self.core.counters;
+        let obstacle = match self.state() {
+            PoolState::Waiting | PoolState::Draining => Some(&counters.refused_not_open),
+            PoolState::Open | PoolState::Paused if before >= settings.capacity => {
+                Some(&counters.refused_pool_full)
+            }
+            PoolState::Open | PoolState::Paused if !self.core.groups.enter(&key, &settings) => {
+                Some(&counters.refused_group_full)
+            }
+            PoolState::Open | PoolState::Paused => None,
         };
-        if !fits || !self.core.groups.enter(&key, &settings) {
+        if let Some(counter) = obstacle {
             self.core.held.fetch_sub(1, SeqCst);
             self.core.room.notify_waiters();
-            return Err(self.refuse(held));
+            return Err(self.refuse(held, counter));
         }
         if before == 0 {
             self.core.tempo.lock().unwrap_or_else(PoisonError::into_inner).first_came();
@@ -562,7 +652,8 @@ impl Pool {
         }
         let priority = tier(message.priority);
         let place = Place { pool: Arc::clone(&self.core), key: key.clone(), foreign };
-        let job = Job { message: Arc::new(message), sequence, held: Some(held), _place: place };
+        let trace = self.core.record.spans().arrived(&message, &self.code, key.name());
+        let job = Job { message: Arc::new(message), sequence, held: Some(held), trace, _place: place };
         match self.handle.try_submit(laneway::Message::new(key, job).priority(priority)) {
             Ok(_) => {
                 self.core.counters.submitted.fetch_add(1, Relaxed);
@@ -570,13 +661,14 @@ impl Pool {
             }
             Err(mut refused) => {
                 let held = refused.message.body.held.take().expect("nobody has settled it yet");
-                Err(self.refuse(held))
+                // The engine's own bounds stand behind the pool's, so that it can only be closed.
+                Err(self.refuse(held, &self.core.counters.refused_not_open))
             }
         }
     }
 
-    fn refuse(&self, held: Held) -> NoRoom {
-        self.core.counters.refused.fetch_add(1, Relaxed);
+    fn refuse(&self, held: Held, counter: &AtomicU64) -> NoRoom {
+        counter.fetch_add(1, Relaxed);
         let tempo = self.core.tempo.lock().unwrap_or_else(PoisonError::into_inner);
         NoRoom { held, patience: tempo.patience(self.held()) }
     }
@@ -642,6 +734,55 @@ impl Pool {
         }
     }
 
+    /// What is known of a group beyond its lane.
+    pub(crate) fn notes(&self, key: &GroupKey) -> GroupNotes {
+        self.core.groups.notes(key)
+    }
+
+    /// What waits in a group, oldest first; its head is among it unless it is with its target.
+    pub(crate) fn waiting(&self, key: &GroupKey, most: usize) -> Vec<Waiting> {
+        self.handle.look(key, most, |message| Waiting {
+            message: Arc::clone(&message.body.message),
+            sequence: message.body.sequence,
+        })
+    }
+
+    /// Waiting messages with this id, and their groups.
+    pub(crate) fn find_message(&self, id: &str, most: usize) -> Vec<(GroupKey, Waiting)> {
+        self.handle.find(most, |message| {
+            let job = &message.body;
+            (job.message.id == id).then(|| {
+                let waiting = Waiting { message: Arc::clone(&job.message), sequence: job.sequence };
+                (message.key.clone(), waiting)
+            })
+        })
+    }
+
+    /// Groups whose names contain a text.
+    pub(crate) fn find_groups(&self, part: &str, most: usize) -> Vec<(GroupKey, usize)> {
+        self.core.groups.find(part, most)
+    }
+
+    /// How many messages a group has here.
+    pub(crate) fn depth(&self, group: &str) -> usize {
+        self.core.groups.depth(&GroupKey::Named(group.into()))
+    }
+
+    /// See [`Groups::survey`].
+    pub(crate) fn survey(
+        &self,
+        from: usize,
+        budget: usize,
+        visit: impl FnMut(&GroupKey, usize, Option<Instant>),
+    ) -> usize {
+        self.core.groups.survey(from, budget, visit)
+    }
+
+    /// For how long slots were busy since the pool was started; `more` is what those under way have added until now.
+    pub(crate) fn busy(&self, more: u64) -> u64 {
+        self.core.busy.fetch_add(more, Relaxed) + more
+    }
+
     pub(crate) fn handle(&self) -> &Handle<GroupKey, Job> {
         &self.handle
     }
@@ -660,13 +801,19 @@ impl Pool {
 
     pub(crate) fn counts(&self) -> PoolCounts {
         let counters = &self.core.counters;
+        let refused_pool_full = counters.refused_pool_full.load(Relaxed);
+        let refused_group_full = counters.refused_group_full.load(Relaxed);
+        let refused_not_open = counters.refused_not_open.load(Relaxed);
         PoolCounts {
             submitted: counters.submitted.load(Relaxed),
             succeeded: counters.succeeded.load(Relaxed),
             failed: counters.failed.load(Relaxed),
             transient: counters.transient.load(Relaxed),
             held_back: counters.held_back.load(Relaxed),
-            refused: counters.refused.load(Relaxed),
+            refused: refused_pool_full + refused_group_full + refused_not_open,
+            refused_pool_full,
+            refused_group_full,
+            refused_not_open,
             given_back: counters.given_back.load(Relaxed),
         }
     }

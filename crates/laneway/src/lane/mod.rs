@@ -1086,6 +1086,19 @@ impl<K, M> Lanes<K, M> {
         }
     }
 
+    /// What waits in a lane, messages that were parked alone first, each part oldest first.
+    pub(crate) fn waiting_in(&self, fingerprint: u64) -> impl Iterator<Item = &Item<K, M>> {
+        let lane = self.table.get(&fingerprint).map(|id| &self.lanes[*id as usize]);
+        let aside = lane.and_then(|lane| lane.extra.as_ref()).map(|extra| &extra.aside);
+        let queues = aside.into_iter().chain(lane.map(|lane| &lane.waiting));
+        queues.flat_map(|queue| self.waiting.each_in(queue))
+    }
+
+    /// Everything that waits, in no order.
+    pub(crate) fn all_waiting(&self) -> impl Iterator<Item = &Item<K, M>> {
+        self.waiting.each()
+    }
+
     /// Empties every lane that is not in flight, per key in order, and what waits behind those that are.
     pub(crate) fn give_back(&mut self, into: &mut Vec<Item<K, M>>) {
         let ids: Vec<u32> = self.table.values().copied().collect();

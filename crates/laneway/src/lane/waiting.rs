@@ -114,6 +114,18 @@ impl<T> Waiting<T> {
         self.nodes.get(queue.head as usize).and_then(|node| node.item.as_ref())
     }
 
+    /// The messages of a queue, oldest first.
+    pub(super) fn each_in(&self, queue: &Queue) -> impl Iterator<Item = &T> {
+        let node = |id: u32| self.nodes.get(id as usize);
+        std::iter::successors(node(queue.head), move |last| node(last.next))
+            .filter_map(|node| node.item.as_ref())
+    }
+
+    /// All messages, in no order.
+    pub(super) fn each(&self) -> impl Iterator<Item = &T> {
+        self.nodes.iter().filter_map(|node| node.item.as_ref())
+    }
+
     /// The evictable message that has waited longest, as (lane, node).
     pub(super) fn oldest(&self) -> Option<(u32, u32)> {
         (self.oldest != NONE).then(|| (self.nodes[self.oldest as usize].lane, self.oldest))

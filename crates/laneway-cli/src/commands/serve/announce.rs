@@ -52,6 +52,9 @@ pub(super) fn addresses(service: &Service, json: bool) -> io::Result<()> {
         .collect();
     eprintln!("laneway {} is listening", env!("CARGO_PKG_VERSION"));
     eprintln!("  HTTP API   {url}    (described at /openapi.json, metrics at /metrics)");
+    if service.history().is_some() {
+        eprintln!("  dashboard  {url}/    (open it in a browser)");
+    }
     if let Some(address) = ingress {
         eprintln!("  ingress    {address}    (newline-delimited JSON over TCP)");
     }

@@ -90,6 +90,7 @@ async fn start(options: &Options, folder: &TempDir) -> Result<Service, Failure> 
         let free = layering.set("laneway.http.bind", &quoted("127.0.0.1:0"));
         config = Config::load(&free).map_err(|error| bad(&error))?;
     }
+    super::start_log(config.log);
     super::start(config).await
 }
 
@@ -99,6 +100,8 @@ fn layering(options: &Options, folder: &TempDir) -> Layering {
     // What is lost with the power is the demonstration.
     let mut ours = Layering::default().set("laneway.queue.durability", "crash");
     ours = ours.set("laneway.queue.path", &quoted(&file)).set("laneway.test-targets", "on");
+    // Its dead letters are on purpose, and the screen is taken.
+    ours = ours.set("laneway.log.level", "off");
     for (path, value) in POOLS {
         ours = ours.set(&format!("laneway.pools.{path}"), value);
     }

@@ -539,6 +539,23 @@ impl Index {
         slots.take(most).map(|slot| self.standing_at(slot)).collect()
     }
 
+    /// The deepest of so many groups from a slot on, deepest first, and where to go on; nothing when that was all.
+    pub(super) fn deepest(&self, from: u32, budget: usize, most: usize) -> (Vec<Standing>, Option<u32>) {
+        let mut top: Vec<(u32, u32)> = Vec::with_capacity(most + 1);
+        let places = self.groups.places.iter().enumerate().skip(from as usize);
+        let slots = places.filter_map(|(slot, group)| Some((slot as u32, group.as_ref()?.length)));
+        let mut last = None;
+        for (place, (slot, depth)) in slots.take(budget).enumerate() {
+            if top.len() < most || top.last().is_some_and(|last| depth > last.0) {
+                let at = top.partition_point(|other| other.0 >= depth);
+                top.insert(at, (depth, slot));
+                top.truncate(most);
+            }
+            last = (place + 1 == budget).then_some(slot + 1);
+        }
+        (top.into_iter().map(|(_, slot)| self.standing_at(slot)).collect(), last)
+    }
+
     /// How many groups have messages.
     pub(in crate::source) fn group_count(&self) -> usize {
         self.by_fingerprint.len()

@@ -714,6 +714,27 @@ impl EmbeddedQueue {
         Ok((standings.into_iter().zip(names).map(|(standing, name)| view(standing, name)).collect(), next))
     }
 
+    /// The deepest of so many groups from a position on, deepest first, and the position to go on from; none when that was all. Only the names of those that are
+    /// given are read.
+    pub async fn deepest(
+        &self,
+        from: u32,
+        budget: usize,
+        most: usize,
+    ) -> Result<(Vec<GroupView>, Option<u32>), SourceError> {
+        let (standings, next) = {
+            let mut state = self.queue.lock();
+            state.index.tick(self.inner.clock.now());
+            state.index.deepest(from, budget, most.min(BATCH_MAX))
+        };
+        if standings.is_empty() {
+            return Ok((Vec::new(), next));
+        }
+        let heads = standings.iter().map(|standing| standing.head).collect();
+        let names = self.inner.ask(|answer| Op::Read(Read::Groups { heads, answer })).await?;
+        Ok((standings.into_iter().zip(names).map(|(standing, name)| view(standing, name)).collect(), next))
+    }
+
     /// How many groups have messages.
     pub fn group_count(&self) -> usize {
         self.queue.lock().index.group_count()

@@ -1,0 +1,185 @@
+// What every page is made of: elements whose texts are always texts, numbers and times as people read them, questions and answers.
+
+/// An element. Children are elements or texts; nothing is ever read as markup. `on*` attributes are listeners.
+export function h(tag, attributes, ...children) {
+  return fill(document.createElement(tag), attributes, children);
+}
+
+/// The same for SVG.
+export function svg(tag, attributes, ...children) {
+  return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+}
+
+function fill(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "style") for (const [key, text] of Object.entries(value)) element.style.setProperty(key, text);
+    else if (name === "value") element.value = value;
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+/// Puts other children into an element.
+export function show(element, ...children) {
+  element.replaceChildren(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
+}
+
+// ── numbers and times ───────────────────────────────────────────────────────────────────────────────────────────────
+
+const plain = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
+const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+
+export function count(number) {
+  if (number === null || number === undefined) return "–";
+  return Math.abs(number) >= 100000 ? short.format(number) : plain.format(number);
+}
+
+/// A time span in milliseconds.
+export function span(millis) {
+  if (millis === null || millis === undefined) return "–";
+  if (millis === 0) return "0";
+  if (millis < 1) return `${plain.format(millis * 1000)} µs`;
+  if (millis < 1000) return `${millis < 10 ? plain.format(millis) : Math.round(millis)} ms`;
+  if (millis < 60000) return `${plain.format(millis / 1000)} s`;
+  if (millis < 3600000) return `${Math.floor(millis / 60000)} min ${Math.round((millis % 60000) / 1000)} s`;
+  if (millis < 86400000) return `${Math.floor(millis / 3600000)} h ${Math.round((millis % 3600000) / 60000)} min`;
+  return `${Math.floor(millis / 86400000)} d ${Math.round((millis % 86400000) / 3600000)} h`;
+}
+
+export function micros(number) {
+  return span(number / 1000);
+}
+
+/// A moment, as an element that tells its whole date.
+export function moment(iso) {
+  const time = new Date(iso);
+  const today = time.toDateString() === new Date().toDateString();
+  const text = today ? time.toLocaleTimeString("en-GB") : time.toLocaleString("en-GB");
+  return h("time", { datetime: iso, title: time.toLocaleString("en-GB") }, text);
+}
+
+/// A name that may be anything: in a direction of its own, and cut by the browser, not by us, unless nobody could read it.
+export function name(text, className = "name") {
+  const shown = text.length > 400 ? `${text.slice(0, 400)}…` : text;
+  return h("bdi", { class: className, title: shown }, shown);
+}
+
+export function groupLink(pool, group, className = "name") {
+  if (!pool) return name(group, className);
+  return h("a", { href: groupAddress(pool, group), class: className, title: `${group.slice(0, 400)} in ${pool}` }, h("bdi", {}, group.slice(0, 400)));
+}
+
+export function groupAddress(pool, group) {
+  return `#/group/${encodeURIComponent(pool)}/${encodeURIComponent(group)}`;
+}
+
+const TONES = {
+  open: "good", running: "good", idle: "", paused: "warn", waiting: "warn", draining: "warn", retrying: "warn", rateLimited: "warn",
+  poolPaused: "warn", parked: "bad", putAside: "bad", noSlotFree: "warn", closed: "good", halfOpen: "warn", completed: "good",
+  started: "good", failed: "bad", cancelled: "warn",
+};
+
+const WORDS = {
+  noSlotFree: "waits for a slot", rateLimited: "rate limited", poolPaused: "pool paused", putAside: "put aside", retrying: "in retry",
+  perhapsRunning: "perhaps running", halfOpen: "half open", inFlight: "with its target", deadLetter: "dead letter",
+};
+
+export function badge(state, tone = TONES[state]) {
+  return h("span", { class: `badge ${tone ?? ""}` }, WORDS[state] ?? state);
+}
+
+/// A table. Columns are [title, class], cells texts or elements; `none` is said where there are no rows.
+export function table(caption, columns, rows, none = "Nothing here.") {
+  if (!rows.length) return h("p", { class: "soft" }, none);
+  const head = columns.map(([title, className]) => h("th", { scope: "col", class: className }, title || h("span", { class: "unseen" }, "Actions")));
+  const body = rows.map((cells) => h("tr", {}, cells.map((cell, place) => h("td", { class: columns[place][1] }, cell))));
+  return h(
+    "div",
+    { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    h("table", {}, h("caption", { class: "unseen" }, caption), h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)),
+  );
+}
+
+export function card(title, ...children) {
+  return h("section", { class: "card" }, h("h2", {}, title), ...children);
+}
+
+export function facts(pairs) {
+  return h("dl", { class: "facts" }, pairs.filter(Boolean).map(([term, fact]) => [h("dt", {}, term), h("dd", {}, fact)]));
+}
+
+// ── questions and answers ───────────────────────────────────────────────────────────────────────────────────────────
+
+const dialog = document.getElementById("dialog");
+
+function ask(content, valueOf) {
+  return new Promise((resolve) => {
+    show(dialog, content);
+    let answer = null;
+    const close = (value) => {
+      answer = value;
+      dialog.close();
+    };
+    content.addEventListener("submit", (event) => {
+      event.preventDefault();
+      close(valueOf());
+    });
+    content.querySelector("[data-cancel]")?.addEventListener("click", () => close(null));
+    dialog.addEventListener("close", () => resolve(answer), { once: true });
+    dialog.showModal();
+  });
+}
+
+/// Asks whether something is to be done. With `field` there is a text to write, which is the answer.
+export function confirm({ title, text, action, danger = false, field = null }) {
+  const input = field ? h("input", { type: "text", maxlength: "300", "aria-label": field }) : null;
+  const form = h(
+    "form",
+    { method: "dialog" },
+    h("h2", { id: "dialog-title" }, title),
+    h("p", {}, text),
+    input && h("label", {}, field, input),
+    h(
+      "div",
+      { class: "row" },
+      h("button", { type: "button", "data-cancel": true }, "Cancel"),
+      h("button", { type: "submit", class: danger ? "main danger" : "main", "data-confirm": true }, action),
+    ),
+  );
+  return ask(form, () => (input ? { text: input.value } : true));
+}
+
+/// Asks for the admin token.
+export function login(wasWrong) {
+  const input = h("input", { type: "password", autocomplete: "current-password", required: true, id: "token" });
+  const form = h(
+    "form",
+    { method: "dialog" },
+    h("h2", { id: "dialog-title" }, "Admin token"),
+    h("p", {}, wasWrong ? "That token is not the right one." : "This service shows and changes messages for holders of its token only. It is kept until this tab is closed."),
+    h("label", { for: "token" }, "Token", input),
+    h("div", { class: "row" }, h("button", { type: "submit", class: "main" }, "Continue")),
+  );
+  return ask(form, () => input.value.trim());
+}
+
+export function toast(text, bad = false) {
+  const element = h("div", { class: bad ? "toast bad" : "toast" }, text);
+  document.getElementById("toasts").append(element);
+  setTimeout(() => element.remove(), bad ? 9000 : 4500);
+}
+
+/// Does something and says how it went. The answer is what was done, or nothing.
+export async function attempt(what, act) {
+  try {
+    const result = await act();
+    toast(what);
+    return result ?? true;
+  } catch (error) {
+    toast(error.message, true);
+    return null;
+  }
+}

@@ -1,0 +1,293 @@
+//! What operations people have tools for: the files in `deploy/` name only metrics that exist, and a message's way can be read from the spans that a collector gets.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full};
+use hyper::body::Bytes;
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use laneway_router::config::{Config, Layering};
+use laneway_router::service::Service;
+use serde_json::Value;
+
+async fn start(folder: &tempfile::TempDir, config: &str) -> Service {
+    std::fs::write(folder.path().join("laneway.conf"), config).unwrap();
+    let database = folder.path().join("queue.db");
+    let layering = Layering::file(folder.path().join("laneway.conf"))
+        .set("laneway.http.bind", "\"127.0.0.1:0\"")
+        .set("laneway.queue.path", &serde_json::to_string(&database).unwrap())
+        .set("laneway.queue.durability", "crash");
+    Service::start(Config::load(&layering).unwrap()).await.unwrap()
+}
+
+// ── the files of deploy ───────────────────────────────────────────────────────────────────────────────────────────────
+
+const GRAFANA: &str = include_str!("../../../deploy/grafana/laneway.json");
+const ALERTS: &str = include_str!("../../../deploy/prometheus/alerts.yml");
+
+/// The names of metrics in an expression of Prometheus.
+fn named(expression: &str) -> BTreeSet<String> {
+    let is_part = |character: char| character.is_ascii_alphanumeric() || character == '_';
+    expression
+        .split(|character| !is_part(character))
+        .filter(|word| word.starts_with("laneway_"))
+        .map(str::to_owned)
+        .collect()
+}
+
+fn expressions(value: &Value, found: &mut Vec<String>) {
+    match value {
+        Value::Object(fields) => {
+            for (name, field) in fields {
+                match field {
+                    Value::String(text) if ["expr", "definition", "query"].contains(&name.as_str()) => {
+                        found.push(text.clone())
+                    }
+                    other => expressions(other, found),
+                }
+            }
+        }
+        Value::Array(items) => items.iter().for_each(|item| expressions(item, found)),
+        _ => {}
+    }
+}
+
+async fn metrics(service: &Service) -> BTreeSet<String> {
+    let client: Client<_, Full<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
+    let uri = format!("http://{}/metrics", service.http_address()).parse().unwrap();
+    let bytes = client.get(uri).await.unwrap().into_body().collect().await.unwrap().to_bytes();
+    let text = String::from_utf8(bytes.to_vec()).unwrap();
+    let samples = text.lines().filter(|line| !line.starts_with('#'));
+    samples.map(|line| line.split(['{', ' ']).next().unwrap().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn the_files_for_grafana_and_prometheus_name_only_metrics_that_exist() {
+    let folder = tempfile::tempdir().unwrap();
+    let service = start(&folder, "laneway.ingress { enabled = true, bind = \"127.0.0.1:0\" }").await;
+    let there = metrics(&service).await;
+    let board: Value = serde_json::from_str(GRAFANA).expect("JSON");
+    let mut all = Vec::new();
+    expressions(&board["panels"], &mut all);
+    expressions(&board["templating"], &mut all);
+    assert!(all.len() > 20, "{all:?}");
+    let ids: Vec<_> =
+        board["panels"].as_array().unwrap().iter().map(|panel| panel["id"].as_u64().unwrap()).collect();
+    assert_eq!(ids.iter().collect::<BTreeSet<_>>().len(), ids.len(), "each panel has a number of its own");
+    let rules: Value = serde_yaml_ng::from_str(ALERTS).expect("YAML");
+    let rules = rules["groups"][0]["rules"].as_array().unwrap().clone();
+    assert!(rules.len() > 8);
+    let mut names = BTreeSet::new();
+    for rule in &rules {
+        assert!(names.insert(rule["alert"].as_str().expect("a name").to_owned()), "{rule}");
+        assert!(
+            rule["labels"]["severity"].is_string() && rule["annotations"]["summary"].is_string(),
+            "{rule}"
+        );
+        all.push(rule["expr"].as_str().expect("an expression").to_owned());
+    }
+    for expression in &all {
+        let balanced =
+            |open: char, close: char| expression.matches(open).count() == expression.matches(close).count();
+        assert!(balanced('(', ')') && balanced('{', '}') && balanced('[', ']'), "{expression}");
+        for name in named(expression) {
+            assert!(there.contains(&name), "{name} of {expression} is not among the metrics");
+        }
+    }
+    // And the other way round: no pool is left out of sight.
+    let used: BTreeSet<String> = all.iter().flat_map(|expression| named(expression)).collect();
+    assert!(used.len() > 25, "{used:?}");
+    service.shutdown(Duration::ZERO).await;
+}
+
+// ── spans ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+#[cfg(feature = "otlp")]
+mod spans {
+    use super::*;
+
+    use axum::http::{HeaderMap, StatusCode};
+    use serde_json::json;
+    use std::sync::{Arc, Mutex};
+    use tokio::sync::mpsc;
+
+    const DEADLINE: Duration = Duration::from_secs(20);
+
+    async fn listen(routes: axum::Router) -> String {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
+        url
+    }
+
+    /// A collector: every span as it came. The first request is refused, as one that restarts would.
+    async fn collector() -> (String, mpsc::UnboundedReceiver<Value>) {
+        let (sender, spans) = mpsc::unbounded_channel();
+        let refused = Arc::new(Mutex::new(false));
+        let take = move |headers: HeaderMap, body: axum::Json<Value>| {
+            let (sender, refused) = (sender.clone(), Arc::clone(&refused));
+            async move {
+                assert_eq!(headers["content-type"], "application/json");
+                if !std::mem::replace(&mut *refused.lock().unwrap(), true) {
+                    return StatusCode::SERVICE_UNAVAILABLE;
+                }
+                let resource = &body.0["resourceSpans"][0];
+                let name = &resource["resource"]["attributes"][0];
+                assert_eq!(
+                    (&name["key"], &name["value"]["stringValue"]),
+                    (&json!("service.name"), &json!("orders-router"))
+                );
+                for span in resource["scopeSpans"][0]["spans"].as_array().unwrap() {
+                    sender.send(span.clone()).unwrap();
+                }
+                StatusCode::OK
+            }
+        };
+        (listen(axum::Router::new().route("/v1/traces", axum::routing::post(take))).await, spans)
+    }
+
+    /// A target that fails the first attempt at each message, and tells what came with every call.
+    async fn target() -> (String, mpsc::UnboundedReceiver<(String, String)>) {
+        let (sender, calls) = mpsc::unbounded_channel();
+        let answer = move |headers: HeaderMap| {
+            let text = |name: &str| headers[name].to_str().unwrap().to_owned();
+            sender.send((text("webhook-id"), text("traceparent"))).unwrap();
+            let first = headers["laneway-attempt"] == "1";
+            async move { if first { StatusCode::INTERNAL_SERVER_ERROR } else { StatusCode::OK } }
+        };
+        (listen(axum::Router::new().route("/", axum::routing::post(answer))).await, calls)
+    }
+
+    fn attribute<'a>(span: &'a Value, name: &str) -> &'a str {
+        let all = span["attributes"].as_array().unwrap().iter();
+        let found = all.clone().find(|it| it["key"] == name).unwrap_or_else(|| panic!("no {name} in {span}"));
+        found["value"]["stringValue"].as_str().unwrap()
+    }
+
+    fn time(span: &Value, name: &str) -> u64 {
+        span[name].as_str().unwrap().parse().unwrap()
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn the_spans_of_an_ordered_retry_are_a_tree_in_the_order_of_what_happened() {
+        let (collector, mut spans) = collector().await;
+        let (target, mut calls) = target().await;
+        let folder = tempfile::tempdir().unwrap();
+        let config = format!(
+            "laneway {{ telemetry {{ otlp-endpoint = \"{collector}\", service-name = orders-router }}, pools.DEFAULT-POOL {{ backoff = 50 ms, backoff-max = 50 ms }} }}"
+        );
+        let service = start(&folder, &config).await;
+        let (trace, publisher) = ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331");
+        let queue = service.queue("default").unwrap();
+        for id in ["first", "second"] {
+            let message = json!({
+                "id": id, "poolCode": "DEFAULT-POOL", "messageGroupId": "order-7", "mediationTarget": target,
+                "headers": { "traceparent": format!("00-{trace}-{publisher}-01") },
+            });
+            let publication =
+                laneway_router::source::embedded::Publication::new(message.to_string()).group("order-7");
+            queue.publish(publication).await.unwrap();
+        }
+        // Per message: itself, two attempts, and a wait before each.
+        let mut all = Vec::new();
+        while all.len() < 10 {
+            all.push(tokio::time::timeout(DEADLINE, spans.recv()).await.expect("a span in time").unwrap());
+        }
+        assert!(all.iter().all(|span| span["traceId"] == trace), "one trace, the publisher's");
+        let ids: BTreeSet<_> = all.iter().map(|span| span["spanId"].as_str().unwrap()).collect();
+        assert_eq!(ids.len(), 10);
+        let mut passed_on: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for _ in 0..4 {
+            let (id, traceparent) =
+                tokio::time::timeout(DEADLINE, calls.recv()).await.expect("a call").unwrap();
+            passed_on.entry(id).or_default().push(traceparent);
+        }
+        let mut ends = Vec::new();
+        for id in ["first", "second"] {
+            let is_it =
+                |span: &&Value| span["name"] == "message" && attribute(span, "messaging.message.id") == id;
+            let message = all.iter().find(is_it).expect("a span for the message");
+            assert_eq!(message["parentSpanId"], publisher);
+            assert_eq!(message["kind"], 5, "a consumer");
+            assert_eq!(
+                (attribute(message, "laneway.group"), attribute(message, "laneway.fate")),
+                ("order-7", "delivered")
+            );
+            assert_eq!(attribute(message, "laneway.attempts"), "2");
+            let mut parts: Vec<&Value> =
+                all.iter().filter(|span| span["parentSpanId"] == message["spanId"]).collect();
+            parts.sort_by_key(|span| time(span, "startTimeUnixNano"));
+            let names: Vec<_> = parts.iter().map(|span| span["name"].as_str().unwrap()).collect();
+            assert_eq!(names, ["wait", "attempt", "wait", "attempt"]);
+            // Without a gap and without an overlap, from the arrival to the last answer.
+            assert_eq!(time(parts[0], "startTimeUnixNano"), time(message, "startTimeUnixNano"));
+            for pair in parts.windows(2) {
+                assert_eq!(time(pair[0], "endTimeUnixNano"), time(pair[1], "startTimeUnixNano"));
+            }
+            assert!(time(message, "endTimeUnixNano") >= time(parts[3], "endTimeUnixNano"));
+            let pause = time(parts[2], "endTimeUnixNano") - time(parts[2], "startTimeUnixNano");
+            assert!(pause >= 45_000_000, "the backoff is a wait of {pause} ns");
+            let (failed, done) = (parts[1], parts[3]);
+            assert_eq!(
+                (attribute(failed, "laneway.verdict"), attribute(done, "laneway.verdict")),
+                ("again", "done")
+            );
+            assert_eq!((&failed["status"]["code"], &done["status"]), (&json!(2), &json!({})));
+            assert!(failed["status"]["message"].as_str().unwrap().contains("500"), "{failed}");
+            assert_eq!((&failed["kind"], &done["kind"]), (&json!(3), &json!(3)), "calls");
+            // The target is below the attempt that called it.
+            let told =
+                [failed, done].map(|span| format!("00-{trace}-{}-01", span["spanId"].as_str().unwrap()));
+            assert_eq!(passed_on[id], told);
+            ends.push((time(parts[1], "startTimeUnixNano"), time(parts[3], "endTimeUnixNano")));
+        }
+        assert!(ends[1].0 >= ends[0].1, "the second waits for the retry of the first");
+        assert!(service.exported_spans().1 == 0, "a collector that was away for a moment has lost nothing");
+        service.shutdown(Duration::ZERO).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_collector_that_is_not_there_holds_up_nobody() {
+        let (target, mut calls) = target().await;
+        let folder = tempfile::tempdir().unwrap();
+        let config = "laneway { telemetry.otlp-endpoint = \"http://127.0.0.1:9\", pools.DEFAULT-POOL { backoff = 1 ms, backoff-max = 1 ms } }";
+        let service = start(&folder, config).await;
+        let message = json!({ "id": "m", "poolCode": "DEFAULT-POOL", "mediationTarget": target });
+        let queue = service.queue("default").unwrap();
+        queue.publish(laneway_router::source::embedded::Publication::new(message.to_string())).await.unwrap();
+        let mut parents = BTreeSet::new();
+        for _ in 0..2 {
+            let (_, traceparent) =
+                tokio::time::timeout(DEADLINE, calls.recv()).await.expect("a call").unwrap();
+            assert_eq!(traceparent.len(), 55, "a trace of our own: {traceparent}");
+            parents.insert(traceparent);
+        }
+        assert_eq!(parents.len(), 2, "each attempt is a span of its own");
+        service.shutdown(Duration::ZERO).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_collector_the_traceparent_goes_to_the_target_as_it_came() {
+    let (sender, mut calls) = tokio::sync::mpsc::unbounded_channel();
+    let answer = move |headers: axum::http::HeaderMap| {
+        sender.send(headers["traceparent"].to_str().unwrap().to_owned()).unwrap();
+        async {}
+    };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let target = format!("http://{}/", listener.local_addr().unwrap());
+    let routes = axum::Router::new().route("/", axum::routing::post(answer));
+    tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
+    let folder = tempfile::tempdir().unwrap();
+    let service = start(&folder, "").await;
+    let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-03";
+    let message = serde_json::json!({
+        "id": "m", "poolCode": "DEFAULT-POOL", "mediationTarget": target, "headers": { "traceparent": parent },
+    });
+    let queue = service.queue("default").unwrap();
+    queue.publish(laneway_router::source::embedded::Publication::new(message.to_string())).await.unwrap();
+    let seen = tokio::time::timeout(Duration::from_secs(20), calls.recv()).await.expect("a call").unwrap();
+    assert_eq!(seen, parent);
+    service.shutdown(Duration::ZERO).await;
+}
