@@ -20,5 +20,6 @@ pub mod router;
 pub mod service;
 pub mod settle;
 pub mod source;
+pub mod standby;
 pub mod targets;
 pub mod warnings;

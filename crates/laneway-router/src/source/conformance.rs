@@ -10,6 +10,12 @@
 //! laneway_router::source_conformance! { #[tokio::test] my_source::fresh_subject }
 //! ```
 //!
+//! With a broker that takes long to start it is better to start it once, and look at all promises at the same time:
+//!
+//! ```ignore
+//! laneway_router::source_conformance!(together || fresh_subject(&server)).await;
+//! ```
+//!
 //! Nothing here sleeps to wait for something: claims wait, with a deadline, and come back when the source has something. The suite runs
 //! under a paused clock as well as with a broker in real time, where [`Abilities::lease`] says how fast it can go.
 
@@ -71,8 +77,14 @@ pub trait Subject: Send + Sync {
 /// Makes a test of every promise, for the subject that the function makes.
 #[macro_export]
 macro_rules! source_conformance {
+    (together $subject:expr) => {
+        $crate::source_conformance! { @promises together [] ($subject) }
+    };
     ($(#[$test:meta])* $subject:path) => {
-        $crate::source_conformance! { @all [$(#[$test])*] $subject;
+        $crate::source_conformance! { @promises all [$(#[$test])*] $subject }
+    };
+    (@promises $how:ident $tests:tt $($subject:tt)+) => {
+        $crate::source_conformance! { @$how $tests $($subject)+;
             a_group_comes_in_order,
             groups_do_not_wait_for_each_other,
             pitfall_5_a_delayed_head_blocks_its_successors,
@@ -94,6 +106,13 @@ macro_rules! source_conformance {
     (@all $tests:tt $subject:path; $($promise:ident,)*) => {
         $($crate::source_conformance! { @one $tests $subject; $promise })*
     };
+    (@together [] ($subject:expr); $($promise:ident,)*) => {{
+        let subject = $subject;
+        $crate::source::conformance::together(vec![$((stringify!($promise), {
+            let subject = subject();
+            Box::pin(async move { $crate::source::conformance::$promise(&subject.await).await })
+        }),)*])
+    }};
     (@one [$(#[$test:meta])*] $subject:path; $promise:ident) => {
         $(#[$test])*
         async fn $promise() {
@@ -101,6 +120,18 @@ macro_rules! source_conformance {
             $crate::source::conformance::$promise(&subject).await;
         }
     };
+}
+
+/// Looks at promises at the same time, each with a subject of its own, and fails with the names of those that do not hold.
+pub async fn together(promises: Vec<(&'static str, BoxFuture<'static, ()>)>) {
+    let begun = promises.into_iter().map(|(name, promise)| (name, tokio::spawn(promise)));
+    let mut broken = Vec::new();
+    for (name, promise) in begun.collect::<Vec<_>>() {
+        if promise.await.is_err() {
+            broken.push(name);
+        }
+    }
+    assert!(broken.is_empty(), "these promises do not hold: {broken:?}");
 }
 
 /// A consumer with the times of the subject.
