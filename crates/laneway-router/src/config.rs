@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use laneway_config::{Config as Tree, Effective, Layers, LoadError, ReadError, Section};
@@ -16,6 +17,7 @@ use crate::mediator::{BreakerSettings, HttpSettings, Pattern, Scope, Signer};
 use crate::message::{MESSAGE_BYTES_MAX, NAME_BYTES_MAX, Secret};
 use crate::pool::{CAPACITY_MAX, CONCURRENCY_MAX, Exhausted, PoolSettings, Ungrouped};
 use crate::router::{DEFAULT_POOL, POOLS_MAX};
+use crate::source::broker::{self, Broker, Role};
 use crate::source::embedded::{self, Durability, QUEUES_MAX, QueueOptions};
 
 /// Every key with its default, as HOCON with comments.
@@ -26,6 +28,9 @@ const ROOT: &str = "laneway";
 
 /// A day: longer times are mistakes.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
+
+/// So many sources there may be, and so many sinks.
+const BROKERS_MAX: usize = 1_000;
 
 /// What lies over the reference, the lowest first: a file, variables of the environment, and flags.
 #[derive(Clone, Default)]
@@ -97,6 +102,10 @@ pub struct Config {
     pub http: Http,
     /// The embedded queue.
     pub queue: Queue,
+    /// The brokers that are read, by name.
+    pub sources: BTreeMap<String, Arc<dyn Broker>>,
+    /// The brokers that messages with `mediationType: SINK` are published to, by name.
+    pub sinks: BTreeMap<String, Arc<dyn Broker>>,
     /// How long a delivery is leased.
     pub lease: Duration,
     /// What a pool is like that does not say otherwise.
@@ -141,7 +150,7 @@ pub struct Queue {
     pub path: PathBuf,
     /// What acknowledgements survive.
     pub durability: Durability,
-    /// The names of the queues, at least one.
+    /// The names of the queues. Without any there is no embedded queue, and no file.
     pub names: Vec<String>,
     /// Messages per queue.
     pub capacity: usize,
@@ -214,7 +223,7 @@ impl Config {
     /// Takes over what a reload has applied.
     pub(crate) fn show_pools_of(&mut self, new: &Config) {
         let live = |it: &Effective| {
-            ["laneway.pools", "laneway.pool-defaults", "laneway.shutdown"]
+            ["laneway.pools", "laneway.pool-defaults", "laneway.shutdown", "laneway.sources"]
                 .iter()
                 .any(|path| it.path.starts_with(path))
         };
@@ -231,6 +240,16 @@ impl Config {
 fn read(s: &mut Section<'_>) -> Config {
     let http = s.section("http", read_http);
     let queue = s.section("queue", read_queue);
+    let sources = read_brokers(s, "sources", Role::Source);
+    let sinks = read_brokers(s, "sinks", Role::Sink);
+    for name in queue.names.iter().filter(|name| sources.contains_key(*name)) {
+        s.problem_in(
+            "sources",
+            &format!(".{name}"),
+            name.clone(),
+            "is the name of a queue as well (laneway.queue.queues)",
+        );
+    }
     let lease = s.duration("lease", Duration::from_secs(1)..=Duration::from_secs(12 * 3600));
     let pool_defaults = s.section("pool-defaults", |s| read_pool(s, None));
     let pools = s.sections("pools", |code, s| {
@@ -241,12 +260,20 @@ fn read(s: &mut Section<'_>) -> Config {
     check_pools(s, &queue, &pools);
     let mediator = s.section("mediator", read_mediator);
     let ingress = s.section("ingress", read_ingress);
+    if queue.names.is_empty() && sources.is_empty() && ingress.is_none() && s.problem_count() == 0 {
+        s.problem(
+            "sources",
+            "must have one, where there is neither a queue (laneway.queue.queues) nor an ingress",
+        );
+    }
     let drain = s.section("shutdown", |s| s.duration("drain", Duration::ZERO..=LONGEST));
     let is_loopback = http.bind.ip().is_loopback();
     let test_targets = s.one_of("test-targets", &[("loopback", is_loopback), ("on", true), ("off", false)]);
     Config {
         http,
         queue,
+        sources,
+        sinks,
         lease,
         pool_defaults,
         pools,
@@ -306,8 +333,8 @@ fn read_queue(s: &mut Section<'_>) -> Queue {
             s.problem_in("queues", &part, name.clone(), "is there already");
         }
     }
-    if names.is_empty() || names.len() > QUEUES_MAX {
-        s.problem("queues", format!("must have 1 to {QUEUES_MAX} names"));
+    if names.len() > QUEUES_MAX {
+        s.problem("queues", format!("must have at most {QUEUES_MAX} names"));
     }
     let durability =
         s.one_of("durability", &[("power-loss", Durability::PowerLoss), ("crash", Durability::Crash)]);
@@ -321,6 +348,20 @@ fn read_queue(s: &mut Section<'_>) -> Queue {
         ungrouped: ungrouped(s),
         cache_bytes: s.bytes("cache", 0..=1 << 40) as usize,
     }
+}
+
+fn read_brokers(s: &mut Section<'_>, key: &str, role: Role) -> BTreeMap<String, Arc<dyn Broker>> {
+    let read = s.sections(key, |_, s| broker::read(s, role));
+    for (name, _) in &read {
+        if name.is_empty() || name.len() > NAME_BYTES_MAX || name.chars().any(char::is_control) {
+            let what = format!("must have a name of 1 to {NAME_BYTES_MAX} bytes without control characters");
+            s.problem_in(key, &format!(".{name}"), name.escape_debug().to_string(), what);
+        }
+    }
+    if read.len() > BROKERS_MAX {
+        s.problem(key, format!("must be at most {BROKERS_MAX}"));
+    }
+    read.into_iter().filter_map(|(name, broker)| Some((name, broker?))).collect()
 }
 
 fn ungrouped(s: &mut Section<'_>) -> Ungrouped {

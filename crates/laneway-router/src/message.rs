@@ -38,7 +38,7 @@ pub struct Message {
     /// How the target is called.
     #[serde(default)]
     pub mediation_type: MediationType,
-    /// Where: a URL for `HTTP`; for `SIMULATED` a duration such as `15ms`, or a range such as `10ms..20ms`, or nothing.
+    /// Where: a URL for `HTTP`; the name of a sink for `SINK`; for `SIMULATED` a duration such as `15ms`, or a range such as `10ms..20ms`, or nothing.
     #[serde(default)]
     pub mediation_target: String,
     /// What orders it. Messages without one follow the pool's rule for those.
@@ -119,6 +119,8 @@ pub enum MediationType {
     Http,
     /// Waits a while and is done: for demonstrations and benchmarks.
     Simulated,
+    /// Published to a broker.
+    Sink,
 }
 
 /// The tier of a message.
@@ -209,6 +211,9 @@ impl Message {
         name("deduplicationId", self.deduplication_id.as_deref().unwrap_or(""), 0)?;
         if self.mediation_type == MediationType::Http && self.mediation_target.is_empty() {
             return Err(bad("mediationTarget", "is missing; HTTP needs a URL".to_owned()));
+        }
+        if self.mediation_type == MediationType::Sink && self.mediation_target.is_empty() {
+            return Err(bad("mediationTarget", "is missing; SINK needs the name of a sink".to_owned()));
         }
         if self.headers.len() > HEADERS_MAX {
             let problem = format!("has {} entries; at most {HEADERS_MAX} are allowed", self.headers.len());

@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use laneway::{Explanation, Snapshot};
@@ -48,6 +48,9 @@ const CLAIM: usize = 512;
 
 /// How long a claim waits for something to come before it is asked again.
 const CLAIM_WAIT: Duration = Duration::from_secs(10);
+
+/// How long a source may take to say what it holds before it is shown without.
+const DEPTH_WAIT: Duration = Duration::from_secs(3);
 
 /// How long after a source failed it is asked again, at first and at the longest.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
@@ -122,10 +125,19 @@ struct Feed {
     settings: SourceSettings,
     claimed: AtomicU64,
     unreadable: AtomicU64,
-    healthy: AtomicBool,
+    health: Mutex<Health>,
     /// It has ended by itself, for good.
     ended: AtomicBool,
-    trouble: Mutex<Option<String>>,
+    /// Nothing more is taken from it.
+    stopping: watch::Sender<bool>,
+    tasks: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// What is known of a source.
+struct Health {
+    healthy: bool,
+    trouble: Option<String>,
+    since: SystemTime,
 }
 
 /// The router. Cheap to clone; it ends with [`shutdown`](Router::shutdown).
@@ -134,8 +146,6 @@ pub struct Router {
     inner: Arc<Inner>,
     /// Those who take in: they go when the router closes.
     intakes: Arc<Mutex<Vec<JoinHandle<()>>>>,
-    /// All others: they are ended.
-    tasks: Arc<Mutex<Vec<JoinHandle<()>>>>,
 }
 
 impl fmt::Debug for Router {
@@ -170,6 +180,12 @@ pub struct PoolView {
 pub struct SourceView {
     /// Its name.
     pub name: String,
+    /// Its kind, as the configuration calls it.
+    pub kind: &'static str,
+    /// How it stands.
+    pub state: SourceState,
+    /// Since when it has answered, or has not.
+    pub since: SystemTime,
     /// Whether it answered when it was last asked.
     pub healthy: bool,
     /// What it said, if not.
@@ -182,6 +198,34 @@ pub struct SourceView {
     pub ledger: LedgerCounts,
     /// What it holds itself, if it could tell.
     pub depth: Option<Depth>,
+}
+
+/// How a source stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SourceState {
+    /// It is being opened for the first time.
+    Opening,
+    /// It answers.
+    Connected,
+    /// It did not answer when it was last asked, and is asked again.
+    Unavailable,
+    /// Nothing more is taken from it; what was taken is being delivered.
+    Stopping,
+    /// It has closed itself, and is not asked again.
+    Ended,
+}
+
+impl SourceState {
+    /// In one word.
+    pub fn word(self) -> &'static str {
+        match self {
+            SourceState::Opening => "opening",
+            SourceState::Connected => "connected",
+            SourceState::Unavailable => "unavailable",
+            SourceState::Stopping => "stopping",
+            SourceState::Ended => "ended",
+        }
+    }
 }
 
 /// How a shutdown went.
@@ -214,7 +258,7 @@ impl Router {
             closing: watch::Sender::new(false),
             alone: AtomicU64::new(0),
         });
-        Ok(Router { inner, intakes: Arc::default(), tasks: Arc::default() })
+        Ok(Router { inner, intakes: Arc::default() })
     }
 
     /// Begins to read a source.
@@ -226,16 +270,48 @@ impl Router {
             settings,
             claimed: AtomicU64::new(0),
             unreadable: AtomicU64::new(0),
-            healthy: AtomicBool::new(true),
+            health: Mutex::new(Health { healthy: true, trouble: None, since: SystemTime::now() }),
             ended: AtomicBool::new(false),
-            trouble: Mutex::default(),
+            stopping: watch::Sender::new(false),
+            tasks: Mutex::default(),
         });
         self.inner.feeds.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&feed));
-        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
-        tasks.push(tokio::spawn(keep_settling(Arc::clone(&self.inner), Arc::clone(&feed), settler)));
-        tasks.push(tokio::spawn(keep_leases(Arc::clone(&self.inner), Arc::clone(&feed))));
+        let tasks = [
+            tokio::spawn(keep_settling(Arc::clone(&self.inner), Arc::clone(&feed), settler)),
+            tokio::spawn(keep_leases(Arc::clone(&self.inner), Arc::clone(&feed))),
+        ];
+        feed.tasks.lock().unwrap_or_else(PoisonError::into_inner).extend(tasks);
         let intake = tokio::spawn(take_in(Arc::clone(&self.inner), feed));
         self.intakes.lock().unwrap_or_else(PoisonError::into_inner).push(intake);
+    }
+
+    /// Stops reading a source: nothing more is taken, what was taken is delivered, and then the source is closed. If that takes longer than `limit`,
+    /// the source is closed all the same, and whatever is not settled comes again. False if there is no source of this name.
+    pub async fn remove_source(&self, name: &str, limit: Duration) -> bool {
+        let feed = {
+            let feeds = self.inner.feeds.lock().unwrap_or_else(PoisonError::into_inner);
+            feeds.iter().find(|feed| feed.source.name() == name && !*feed.stopping.borrow()).cloned()
+        };
+        let Some(feed) = feed else { return false };
+        feed.stopping.send_replace(true);
+        let deadline = Instant::now() + limit;
+        while feed.ledger.len() > 0 && Instant::now() < deadline {
+            let left = self.inner.room.notified();
+            // A settlement that is on its way makes no room any more, so it is looked for, too.
+            let look = tokio::time::sleep(RETRY.0);
+            tokio::select! {
+                () = left => {}
+                () = look => {}
+            }
+        }
+        feed.ledger.wait_settled(deadline.max(Instant::now() + RETRY.0)).await;
+        self.inner
+            .feeds
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .retain(|other| !Arc::ptr_eq(other, &feed));
+        feed.end().await;
+        true
     }
 
     // ── pools ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -355,18 +431,22 @@ impl Router {
         let feeds: Vec<_> = self.inner.feeds.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut views = Vec::with_capacity(feeds.len());
         for feed in feeds {
-            let depth = feed.source.depth().await.ok();
-            views.push(SourceView {
-                name: feed.source.name().to_owned(),
-                healthy: feed.healthy.load(Relaxed),
-                trouble: feed.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone(),
-                claimed: feed.claimed.load(Relaxed),
-                unreadable: feed.unreadable.load(Relaxed),
-                ledger: feed.ledger.counts(),
-                depth,
-            });
+            let asked = tokio::time::timeout(DEPTH_WAIT, feed.source.depth()).await;
+            let depth = asked.ok().and_then(Result::ok);
+            views.push(SourceView { depth, ..feed.view() });
         }
         views
+    }
+
+    /// All sources, without asking them what they hold.
+    pub fn source_states(&self) -> Vec<SourceView> {
+        self.inner
+            .feeds
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .iter()
+            .map(|feed| feed.view())
+            .collect()
     }
 
     /// The deepest groups of a pool, deepest first.
@@ -437,12 +517,10 @@ impl Router {
         };
         let feeds: Vec<_> = self.inner.feeds.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let last = Instant::now() + RETRY.1;
-        for feed in feeds {
+        for feed in &feeds {
             report.settled &= feed.ledger.wait_settled(last).await;
         }
-        for task in self.tasks.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            task.abort();
-        }
+        futures_util::future::join_all(feeds.iter().map(|feed| feed.end())).await;
         report
     }
 }
@@ -516,14 +594,16 @@ async fn keep_leases(inner: Arc<Inner>, feed: Arc<Feed>) {
 /// Takes deliveries from one source until the router closes.
 async fn take_in(inner: Arc<Inner>, feed: Arc<Feed>) {
     let mut closing = inner.closing.subscribe();
+    let mut stopping = feed.stopping.subscribe();
     let mut pause = RETRY.0;
-    while !*closing.borrow() {
+    while !*closing.borrow() && !*stopping.borrow() {
         let made = inner.room.notified();
         let room = inner.roomiest();
         if room == 0 {
             tokio::select! {
                 () = made => {}
                 _ = closing.changed() => {}
+                _ = stopping.changed() => {}
             }
             continue;
         }
@@ -532,6 +612,7 @@ async fn take_in(inner: Arc<Inner>, feed: Arc<Feed>) {
         let claimed = tokio::select! {
             claimed = feed.source.claim(wants) => claimed,
             _ = closing.changed() => break,
+            _ = stopping.changed() => break,
         };
         match claimed {
             Ok(deliveries) => {
@@ -546,6 +627,7 @@ async fn take_in(inner: Arc<Inner>, feed: Arc<Feed>) {
                 tokio::select! {
                     () = tokio::time::sleep(pause) => {}
                     _ = closing.changed() => {}
+                    _ = stopping.changed() => {}
                 }
                 pause = (pause * 2).min(RETRY.1);
             }
@@ -554,15 +636,54 @@ async fn take_in(inner: Arc<Inner>, feed: Arc<Feed>) {
 }
 
 impl Feed {
+    fn health(&self) -> std::sync::MutexGuard<'_, Health> {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn recovered(&self) {
-        if !self.ended.load(Relaxed) && !self.healthy.swap(true, Relaxed) {
-            *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        let mut health = self.health();
+        if !self.ended.load(Relaxed) && !health.healthy {
+            *health = Health { healthy: true, trouble: None, since: SystemTime::now() };
         }
     }
 
     fn failed(&self, error: &SourceError) {
-        self.healthy.store(false, Relaxed);
-        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
+        let mut health = self.health();
+        if std::mem::replace(&mut health.healthy, false) {
+            health.since = SystemTime::now();
+        }
+        health.trouble = Some(error.to_string());
+    }
+
+    fn view(&self) -> SourceView {
+        let health = self.health();
+        let state = match () {
+            () if self.ended.load(Relaxed) => SourceState::Ended,
+            () if *self.stopping.borrow() => SourceState::Stopping,
+            () if !health.healthy => SourceState::Unavailable,
+            () if !self.source.is_open() => SourceState::Opening,
+            () => SourceState::Connected,
+        };
+        SourceView {
+            name: self.source.name().to_owned(),
+            kind: self.source.kind(),
+            state,
+            since: health.since,
+            healthy: health.healthy,
+            trouble: health.trouble.clone(),
+            claimed: self.claimed.load(Relaxed),
+            unreadable: self.unreadable.load(Relaxed),
+            ledger: self.ledger.counts(),
+            depth: None,
+        }
+    }
+
+    /// Ends its tasks, and closes the source.
+    async fn end(&self) {
+        for task in self.tasks.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            task.abort();
+        }
+        let _ = tokio::time::timeout(RETRY.1, self.source.close()).await;
     }
 }
 

@@ -6,7 +6,7 @@
 //! # A reload
 //!
 //! Pools are added, changed and removed to be as the new configuration says; one that goes drains in the background. Pools that were set up through
-//! the API stay. New queues are read. Everything else is compared, and what would need a restart is named. A configuration that is not valid
+//! the API stay. New queues are read. Sources come and go; one that goes, or whose settings have changed, first delivers what was taken from it. Everything else is compared, and what would need a restart is named. A configuration that is not valid
 //! changes nothing.
 //!
 //! # Shutdown, in steps
@@ -29,10 +29,12 @@ use tokio::net::TcpListener;
 use crate::api;
 use crate::config::{Config, ConfigError};
 use crate::ingress::{self, Ingress};
-use crate::mediator::{HttpMediator, Mediator, Mediators, Signer, Simulated};
+use crate::mediator::{HttpMediator, Mediator, Mediators, Signer, Simulated, Sinks};
 use crate::pool::PoolSettings;
 use crate::router::{DEFAULT_POOL, MakeMediator, Router, RouterError, RouterReport, SourceSettings};
+use crate::source::broker::{self, Broker, Configured};
 use crate::source::embedded::{EmbeddedQueue, EmbeddedStore, OpenError, QueueError};
+use crate::source::sink::{ConfiguredSink, Sink};
 use crate::targets::TestTargets;
 
 /// A pool that a reload removes may take this long to drain; then it goes on draining, and a warning says so.
@@ -118,7 +120,8 @@ struct Inner {
     /// One reload at a time.
     reloading: tokio::sync::Mutex<()>,
     started: Instant,
-    store: EmbeddedStore,
+    /// There unless no queue is configured.
+    store: Option<EmbeddedStore>,
     /// By name; publishers and the router use the same consumer, which is no matter: publishing has none.
     queues: Mutex<BTreeMap<String, EmbeddedQueue>>,
     router: Router,
@@ -148,13 +151,18 @@ impl Service {
         let cannot = |error| StartError::Listen { address: bind, error };
         let listener = TcpListener::bind(bind).await.map_err(cannot)?;
         let http_address = listener.local_addr().map_err(cannot)?;
-        let store = open_store(&config).await?;
+        let store = match config.queue.names.is_empty() {
+            true => None,
+            false => Some(open_store(&config).await?),
+        };
         let mut queues = BTreeMap::new();
         for name in &config.queue.names {
-            queues.insert(name.clone(), store.queue(name)?);
+            queues.extend(
+                store.as_ref().map(|store| store.queue(name)).transpose()?.map(|queue| (name.clone(), queue)),
+            );
         }
         let http = HttpMediator::new(config.mediator.http.clone(), Signer::default());
-        let mediators = Mediators::new(http, Simulated::new(fastrand::u64(..)));
+        let mediators = Mediators::new(http, Simulated::new(fastrand::u64(..))).with_sinks(sinks(&config));
         let ingress = match &config.ingress {
             Some(settings) => {
                 let mediator = mediators.with_signer(signer(&config, &[]));
@@ -167,6 +175,9 @@ impl Service {
         let lease = SourceSettings { lease: config.lease };
         for queue in queues.values() {
             router.add_source(Arc::new(queue.clone()), lease);
+        }
+        for (name, broker) in &config.sources {
+            router.add_source(Arc::new(Configured::new(name.as_str(), Arc::clone(broker))), lease);
         }
         let targets = config.test_targets.then(|| TestTargets::new(fastrand::u64(..)));
         if targets.is_some() && config.is_beyond_loopback() {
@@ -269,8 +280,10 @@ impl Service {
         let mut done = Reloaded { changed: Vec::new(), needs_restart: needs_restart(&old, &new) };
         self.apply_pools(&old, &new, &mut done)?;
         self.apply_queues(&new, &mut done);
+        self.apply_sources(&old, &new, &mut done);
         let mut now = Config::clone(&old);
         (now.pools, now.pool_defaults, now.drain) = (new.pools.clone(), new.pool_defaults.clone(), new.drain);
+        now.sources = new.sources.clone();
         if old.drain != new.drain {
             done.changed.push(format!("shutdown.drain is {:?}", new.drain));
         }
@@ -349,7 +362,12 @@ impl Service {
             if queues.contains_key(name) {
                 continue;
             }
-            match self.inner.store.queue(name) {
+            let Some(store) = &self.inner.store else {
+                done.needs_restart
+                    .push(format!("laneway.queue.queues: there is no queue until then, {name} neither"));
+                continue;
+            };
+            match store.queue(name) {
                 Ok(queue) => {
                     self.router().add_source(Arc::new(queue.clone()), lease);
                     queues.insert(name.clone(), queue);
@@ -361,6 +379,43 @@ impl Service {
         for name in queues.keys().filter(|name| !new.queue.names.contains(name)) {
             done.needs_restart.push(format!("laneway.queue.queues: {name} is read until then"));
         }
+    }
+
+    /// Sources that are new are read; those that go, or change, deliver first what was taken from them.
+    fn apply_sources(&self, old: &Config, new: &Config, done: &mut Reloaded) {
+        for (name, broker) in &new.sources {
+            match old.sources.get(name) {
+                Some(before) if broker::are_same(&**before, &**broker) => {}
+                Some(_) => {
+                    self.replace_source(name, Some(Arc::clone(broker)));
+                    done.changed.push(format!("source {name} is drained and opened with its new settings"));
+                }
+                None => {
+                    self.add_source(name, Arc::clone(broker));
+                    done.changed.push(format!("source {name} is read"));
+                }
+            }
+        }
+        for name in old.sources.keys().filter(|name| !new.sources.contains_key(*name)) {
+            self.replace_source(name, None);
+            done.changed.push(format!("source {name} is drained and goes"));
+        }
+    }
+
+    fn add_source(&self, name: &str, broker: Arc<dyn Broker>) {
+        let lease = SourceSettings { lease: self.config().lease };
+        self.router().add_source(Arc::new(Configured::new(name, broker)), lease);
+    }
+
+    /// In the background: the old one first delivers what was taken from it, so that no group is in two places.
+    fn replace_source(&self, name: &str, broker: Option<Arc<dyn Broker>>) {
+        let (service, name) = (self.clone(), name.to_owned());
+        tokio::spawn(async move {
+            service.router().remove_source(&name, REMOVAL).await;
+            if let Some(broker) = broker.filter(|_| !service.is_closing()) {
+                service.add_source(&name, broker);
+            }
+        });
     }
 
     // ── the end ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -408,7 +463,10 @@ impl Service {
             Some(server) => server.shutdown(FAREWELL).await,
             None => 0,
         };
-        self.inner.store.close().await;
+        self.inner.mediators.sinks().close().await;
+        if let Some(store) = &self.inner.store {
+            store.close().await;
+        }
         let ingress_lost = ingress.map_or(0, |report| report.returned.len() + report.still_running);
         Farewell { router, ingress_lost, connections_cut }
     }
@@ -424,6 +482,14 @@ async fn open_store(config: &Config) -> Result<EmbeddedStore, StartError> {
     // Reads the index of all messages that are there: with millions of them this takes a while.
     let opened = tokio::task::spawn_blocking(move || EmbeddedStore::open(path, options)).await;
     opened.expect("opening does not panic").map_err(|error| StartError::Store { path: shown, error })
+}
+
+fn sinks(config: &Config) -> Sinks {
+    let sink = |(name, broker): (&String, &Arc<dyn Broker>)| {
+        let sink: Arc<dyn Sink> = Arc::new(ConfiguredSink::new(name.as_str(), Arc::clone(broker)));
+        (name.clone(), sink)
+    };
+    Sinks::new(config.sinks.iter().map(sink).collect(), config.mediator.http.timeout)
 }
 
 fn start_router(config: &Config, mediators: &Mediators) -> Result<Router, StartError> {
@@ -474,7 +540,13 @@ fn differences(before: &PoolSettings, after: &PoolSettings) -> String {
 
 /// The paths that differ and are not applied while the service runs.
 fn needs_restart(old: &Config, new: &Config) -> Vec<String> {
-    let live = ["laneway.pools", "laneway.pool-defaults", "laneway.shutdown", "laneway.queue.queues"];
+    let live = [
+        "laneway.pools",
+        "laneway.pool-defaults",
+        "laneway.shutdown",
+        "laneway.queue.queues",
+        "laneway.sources",
+    ];
     let values = |config: &Config| -> BTreeMap<String, String> {
         config.effective().iter().map(|it| (it.path.clone(), it.value.clone())).collect()
     };
@@ -489,6 +561,12 @@ fn needs_restart(old: &Config, new: &Config) -> Vec<String> {
     }
     if old.mediator.signing_secrets != new.mediator.signing_secrets {
         paths.insert("laneway.mediator.signing-secrets".to_owned());
+    }
+    let differs = |(name, broker): (&String, &Arc<dyn Broker>)| {
+        !old.sinks.get(name).is_some_and(|before| broker::are_same(&**before, &**broker))
+    };
+    for (name, _) in new.sinks.iter().filter(|sink| differs(*sink)) {
+        paths.insert(format!("laneway.sinks.{name}"));
     }
     paths.into_iter().collect()
 }

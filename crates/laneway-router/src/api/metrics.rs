@@ -248,7 +248,7 @@ fn about_sources(text: &mut Text, sources: &[SourceView]) {
         text.family(name, kind, help);
         for source in sources {
             if let Some(value) = of(source) {
-                text.sample(name, &[("source", &source.name)], value);
+                text.sample(name, &[("source", &source.name), ("kind", source.kind)], value);
             }
         }
     };
@@ -290,7 +290,11 @@ fn about_sources(text: &mut Text, sources: &[SourceView]) {
 // ── mediators ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 fn about_mediators(text: &mut Text, service: &Service) {
-    let kinds = [("http", MediationType::Http), ("simulated", MediationType::Simulated)];
+    let kinds = [
+        ("http", MediationType::Http),
+        ("simulated", MediationType::Simulated),
+        ("sink", MediationType::Sink),
+    ];
     let counted = kinds.map(|(name, kind)| (name, service.mediators().metrics(kind)));
     text.family("laneway_mediator_attempts_total", "counter", "Attempts by verdict.");
     for (kind, counted) in &counted {

@@ -82,6 +82,10 @@ fn queue_of(service: &Service, name: Option<&str>) -> Result<(String, EmbeddedQu
         (None, [only]) => only,
         (None, _) => "default",
     };
+    if names.is_empty() {
+        let detail = "there is no embedded queue: laneway.queue.queues has no names; publish to the broker itself, for example with `laneway send --to`";
+        return Err(Problem::not_found(detail.to_owned()));
+    }
     let unknown = || {
         let names = names.join(", ");
         Problem::not_found(format!("there is no queue {name:?}; there are {names} (laneway.queue.queues)"))

@@ -14,6 +14,7 @@ use super::route::Route;
 use super::{iso_of, most};
 use crate::mediator::{BreakerState, MetricsSnapshot};
 use crate::message::MediationType;
+use crate::router::SourceState;
 use crate::service::{ReloadError, Service};
 
 pub(super) fn routes() -> Vec<Route> {
@@ -171,6 +172,7 @@ struct Stats {
 struct Mediators {
     http: Attempts,
     simulated: Attempts,
+    sink: Attempts,
 }
 
 #[derive(Debug, Serialize)]
@@ -203,6 +205,7 @@ async fn stats(State(service): State<Service>) -> Result<axum::Json<Stats>, Prob
         mediators: Mediators {
             http: service.mediators().metrics(MediationType::Http).into(),
             simulated: service.mediators().metrics(MediationType::Simulated).into(),
+            sink: service.mediators().metrics(MediationType::Sink).into(),
         },
         ingress: ingress_of(&service),
         warnings: router.warnings().len(),
@@ -257,9 +260,10 @@ async fn ready(State(service): State<Service>) -> Result<axum::Json<Value>, Prob
     if service.is_closing() {
         return unready("the service is shutting down".to_owned());
     }
-    for source in service.router().sources().await {
-        if !source.healthy {
-            return unready(format!("{}: {}", source.name, source.trouble.unwrap_or_default()));
+    for source in service.router().source_states() {
+        if source.state != SourceState::Connected {
+            let trouble = source.trouble.unwrap_or_else(|| "is being opened".to_owned());
+            return unready(format!("{}: {trouble}", source.name));
         }
     }
     Ok(axum::Json(json!({ "status": "ready" })))

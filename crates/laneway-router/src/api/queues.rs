@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::input::{Json, Query};
 use super::problem::Problem;
 use super::route::Route;
-use super::{iso, most, queue_of};
+use super::{iso, iso_of, most, queue_of};
 use crate::router::SourceView;
 use crate::service::Service;
 use crate::source::embedded::{BATCH_MAX, Kept};
@@ -43,6 +43,9 @@ pub(super) fn routes() -> Vec<Route> {
 #[derive(Debug, Serialize)]
 pub(super) struct Source {
     name: String,
+    kind: &'static str,
+    state: &'static str,
+    since: String,
     healthy: bool,
     trouble: Option<String>,
     claimed: u64,
@@ -58,6 +61,9 @@ impl From<SourceView> for Source {
     fn from(view: SourceView) -> Self {
         Source {
             name: view.name,
+            kind: view.kind,
+            state: view.state.word(),
+            since: iso_of(view.since),
             healthy: view.healthy,
             trouble: view.trouble,
             claimed: view.claimed,

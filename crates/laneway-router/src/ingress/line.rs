@@ -193,7 +193,7 @@ impl Fields {
 fn target(kind: Option<MediationType>, target: Option<String>) -> Result<(MediationType, String), String> {
     match (kind, target) {
         (None, Some(_)) => {
-            Err("`mediationTarget` needs a `mediationType`, \"HTTP\" or \"SIMULATED\"".to_owned())
+            Err("`mediationTarget` needs a `mediationType`, \"HTTP\", \"SIMULATED\" or \"SINK\"".to_owned())
         }
         (None | Some(MediationType::Simulated), None) => {
             Ok((MediationType::Simulated, SIMULATED_DEFAULT.to_owned()))

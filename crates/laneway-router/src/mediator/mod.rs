@@ -3,7 +3,7 @@
 //! The router's handler hands a [`Call`] to a [`Mediator`]; what comes back is a [`Verdict`], which the pool turns into an outcome of the
 //! lane and, at the end, into a settlement at the source. What counts as what is one table: see `verdict.rs`.
 //!
-//! [`Mediators`] is the one that a router uses: it looks at the message's `mediationType` and lets [`HttpMediator`] or [`Simulated`] do the work. A
+//! [`Mediators`] is the one that a router uses: it looks at the message's `mediationType` and lets [`HttpMediator`], [`Simulated`] or [`Sinks`] do the work. A
 //! call by HTTP goes through the files in this order: [`target`], [`breaker`], [`headers`], [`signature`], [`http`] (over `connect.rs`), [`verdict`]; what came
 //! of it is counted in [`metrics`].
 
@@ -14,6 +14,7 @@ pub mod http;
 pub mod metrics;
 pub mod signature;
 pub mod simulated;
+pub mod sink;
 pub mod target;
 pub mod verdict;
 
@@ -30,6 +31,7 @@ pub use http::{HttpMediator, HttpSettings};
 pub use metrics::{Metrics, MetricsSnapshot};
 pub use signature::{BadSecret, Signer};
 pub use simulated::Simulated;
+pub use sink::Sinks;
 pub use target::{BadPattern, BadTarget, Pattern, Scope};
 pub use verdict::Limits;
 
@@ -84,12 +86,30 @@ pub struct Mediators {
     http: HttpMediator,
     simulated: Simulated,
     simulated_metrics: Arc<Metrics>,
+    sinks: Sinks,
+    sink_metrics: Arc<Metrics>,
 }
 
 impl Mediators {
     /// From one of each.
     pub fn new(http: HttpMediator, simulated: Simulated) -> Self {
-        Mediators { http, simulated, simulated_metrics: Arc::default() }
+        Mediators {
+            http,
+            simulated,
+            simulated_metrics: Arc::default(),
+            sinks: Sinks::default(),
+            sink_metrics: Arc::default(),
+        }
+    }
+
+    /// The same, with these sinks.
+    pub fn with_sinks(self, sinks: Sinks) -> Self {
+        Mediators { sinks, ..self }
+    }
+
+    /// The sinks, by name.
+    pub fn sinks(&self) -> &Sinks {
+        &self.sinks
     }
 
     /// The same, with the secrets of one pool.
@@ -107,6 +127,8 @@ impl Mediators {
         match message.mediation_type {
             MediationType::Http => self.http.check(&message.mediation_target),
             MediationType::Simulated => Ok(()),
+            MediationType::Sink if self.sinks.has(&message.mediation_target) => Ok(()),
+            MediationType::Sink => Err(BadTarget::NoSink(message.mediation_target.clone())),
         }
     }
 
@@ -115,6 +137,7 @@ impl Mediators {
         match kind {
             MediationType::Http => self.http.metrics().snapshot(),
             MediationType::Simulated => self.simulated_metrics.snapshot(),
+            MediationType::Sink => self.sink_metrics.snapshot(),
         }
     }
 
@@ -125,6 +148,13 @@ impl Mediators {
         self.simulated_metrics.record(&verdict, was_understood.then(|| started.elapsed()));
         verdict
     }
+
+    async fn publish(&self, call: Call<'_>) -> Verdict {
+        let started = tokio::time::Instant::now();
+        let verdict = self.sinks.mediate(call).await;
+        self.sink_metrics.record(&verdict, Some(started.elapsed()));
+        verdict
+    }
 }
 
 impl Mediator for Mediators {
@@ -132,6 +162,7 @@ impl Mediator for Mediators {
         match call.message.mediation_type {
             MediationType::Http => Box::pin(self.http.mediate(call)),
             MediationType::Simulated => Box::pin(self.simulate(call)),
+            MediationType::Sink => Box::pin(self.publish(call)),
         }
     }
 }

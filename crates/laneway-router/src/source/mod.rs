@@ -16,6 +16,9 @@ pub mod embedded;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 
+pub mod broker;
+pub mod sink;
+
 #[cfg(feature = "conformance")]
 pub mod conformance;
 
@@ -139,6 +142,21 @@ pub trait Source: Send + Sync + 'static {
 
     /// How many messages wait, are leased, and are dead, as far as the source can tell.
     fn depth(&self) -> BoxFuture<'_, Result<Depth, SourceError>>;
+
+    /// What kind of source it is, as the configuration calls it.
+    fn kind(&self) -> &'static str {
+        "embedded"
+    }
+
+    /// Whether it has what it needs to answer. One that has to be connected first is not open until then.
+    fn is_open(&self) -> bool {
+        true
+    }
+
+    /// Ends it, after everything that could be settled is: what is still claimed may be handed to others at once.
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
 }
 
 /// What a source holds.

@@ -1,0 +1,152 @@
+//! `SINK`: publishes a message to a configured sink, so that one broker can be bridged to another, in order.
+//!
+//! The target is the name of the sink (`laneway.sinks`). What is published is what would be posted to an HTTP target: the payload, or the id if there is
+//! none. Its group stays its group, and its id, or its deduplication id if it has one, is what the next broker recognises a copy by: an attempt whose answer
+//! was lost is made again. The lane waits for the broker's word, so the order of a group is kept.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::headers;
+use super::{Call, Verdict};
+use crate::source::sink::{Outgoing, Published, Sink, SinkError};
+
+/// How long a message waits whose broker is not there. This costs no attempt: it is not the message's failure.
+const ABSENT: Duration = Duration::from_secs(1);
+
+/// The sinks by name, and the time that one publication may take.
+#[derive(Clone)]
+pub struct Sinks {
+    all: Arc<BTreeMap<String, Arc<dyn Sink>>>,
+    timeout: Duration,
+}
+
+impl std::fmt::Debug for Sinks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.all.keys()).finish()
+    }
+}
+
+impl Default for Sinks {
+    fn default() -> Self {
+        Sinks::new(BTreeMap::new(), Duration::from_secs(60))
+    }
+}
+
+impl Sinks {
+    /// These, by name.
+    pub fn new(all: BTreeMap<String, Arc<dyn Sink>>, timeout: Duration) -> Self {
+        Sinks { all: Arc::new(all), timeout }
+    }
+
+    /// Their names, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.all.keys().map(String::as_str)
+    }
+
+    /// Whether there is one of this name.
+    pub fn has(&self, name: &str) -> bool {
+        self.all.contains_key(name)
+    }
+
+    /// Makes one attempt.
+    pub async fn mediate(&self, call: Call<'_>) -> Verdict {
+        let target = &call.message.mediation_target;
+        let Some(sink) = self.all.get(target.as_str()) else {
+            return Verdict::Final { reason: format!("there is no sink {target:?} (laneway.sinks)") };
+        };
+        let publishing = tokio::time::timeout(self.timeout, sink.publish(vec![outgoing(call)]));
+        let absent = |reason| Verdict::Wait { delay: ABSENT, reason };
+        match publishing.await {
+            Err(_) => absent(format!("{target} did not answer within {:?}", self.timeout)),
+            Ok(Err(SinkError::Unavailable(reason))) => absent(reason),
+            Ok(Err(SinkError::Broken(reason))) => Verdict::Again { delay: None, reason },
+            Ok(Ok(answers)) => match answers.into_iter().next() {
+                Some(Published::Accepted { .. }) => Verdict::Done,
+                Some(Published::Refused { reason }) => Verdict::Final { reason },
+                None => Verdict::Again { delay: None, reason: format!("{target} gave no answer") },
+            },
+        }
+    }
+
+    /// Ends all of them.
+    pub async fn close(&self) {
+        futures_util::future::join_all(self.all.values().map(|sink| sink.close())).await;
+    }
+}
+
+fn outgoing(call: Call<'_>) -> Outgoing {
+    let message = call.message;
+    let text = match &message.payload {
+        Some(payload) => payload.get().as_bytes().into(),
+        None => serde_json::json!({ "messageId": message.id }).to_string().into_bytes().into(),
+    };
+    let mut headers = message.headers.clone();
+    // The fence of the hop before: what reads the next broker can tell a copy that comes too late.
+    headers.insert(headers::SEQUENCE.as_str().to_owned(), call.sequence.to_string());
+    Outgoing {
+        id: message.id.clone(),
+        group: (!call.key.is_empty()).then(|| call.key.into()),
+        deduplication_id: Some(message.deduplication_id.clone().unwrap_or_else(|| message.id.clone())),
+        text,
+        headers,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use futures_util::future::BoxFuture;
+
+    use super::*;
+    use crate::message::Message;
+
+    struct Fake {
+        seen: Mutex<Vec<Outgoing>>,
+        answer: Result<Vec<Published>, SinkError>,
+    }
+
+    impl Sink for Fake {
+        fn name(&self) -> &str {
+            "fake"
+        }
+        fn publish(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Published>, SinkError>> {
+            self.seen.lock().unwrap().extend(batch);
+            Box::pin(std::future::ready(self.answer.clone()))
+        }
+    }
+
+    async fn verdict(answer: Result<Vec<Published>, SinkError>, target: &str) -> (Verdict, Vec<Outgoing>) {
+        let fake = Arc::new(Fake { seen: Mutex::default(), answer });
+        let all: BTreeMap<String, Arc<dyn Sink>> = BTreeMap::from([("next".to_owned(), fake.clone() as _)]);
+        let text = format!(
+            r#"{{"id":"m","poolCode":"p","mediationType":"SINK","mediationTarget":"{target}","payload":{{"a": 1}}}}"#
+        );
+        let message = Message::parse(text.as_bytes()).unwrap();
+        let call = Call { message: &message, key: "order-7", sequence: 9, attempt: 1 };
+        let verdict = Sinks::new(all, Duration::from_secs(1)).mediate(call).await;
+        let seen = fake.seen.lock().unwrap().clone();
+        (verdict, seen)
+    }
+
+    #[tokio::test]
+    async fn what_a_sink_says_is_what_becomes_of_the_message() {
+        let accepted = Ok(vec![Published::Accepted { sequence: Some(1), duplicate: false }]);
+        let (done, seen) = verdict(accepted.clone(), "next").await;
+        assert_eq!(done, Verdict::Done);
+        assert_eq!((&*seen[0].text, seen[0].group.as_deref()), (&br#"{"a": 1}"#[..], Some("order-7")));
+        assert_eq!(seen[0].deduplication_id.as_deref(), Some("m"));
+        assert!(matches!(verdict(accepted, "other").await.0, Verdict::Final { .. }));
+        let refused = Ok(vec![Published::Refused { reason: "too long".to_owned() }]);
+        assert!(
+            matches!(verdict(refused, "next").await.0, Verdict::Final { reason } if reason == "too long")
+        );
+        let absent = Err(SinkError::Unavailable("no connection".to_owned()));
+        assert!(matches!(verdict(absent, "next").await.0, Verdict::Wait { .. }), "costs no attempt");
+        let broken = Err(SinkError::Broken("no such queue".to_owned()));
+        assert!(matches!(verdict(broken, "next").await.0, Verdict::Again { .. }));
+        assert!(matches!(verdict(Ok(Vec::new()), "next").await.0, Verdict::Again { .. }));
+    }
+}
