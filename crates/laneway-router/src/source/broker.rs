@@ -163,7 +163,7 @@ macro_rules! kind {
 }
 
 /// All kinds. A feature that is not on is known as well, so that the error can name it.
-pub const KINDS: &[Kind] = &[];
+pub const KINDS: &[Kind] = &[kind!("postgres", ["postgres", "postgresql"], postgres)];
 
 /// Reads one section of `laneway.sources` or `laneway.sinks`.
 pub fn read(s: &mut Section<'_>, role: Role) -> Option<Arc<dyn Broker>> {

@@ -24,9 +24,11 @@
 //! Nothing is connected until it is needed, and every question has a deadline. A connection that does not answer is thrown away. Whatever fails is
 //! asked again by the router; a queue that has been dropped meanwhile is made again, if this is allowed to.
 
+mod broker;
 mod lease;
 mod statements;
 
+pub(super) use broker::{from_url, read};
 pub use lease::PostgresLease;
 
 use std::collections::HashSet;
@@ -94,7 +96,7 @@ const REASON_BYTES_MAX: usize = 1_024;
 const WAIT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// How a queue in Postgres is reached and what it is like.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// What the source is called; the queue's name, mostly.
     pub name: String,
@@ -227,10 +229,7 @@ impl fmt::Debug for Kept {
 impl PostgresQueue {
     /// A queue. Nothing is connected before it is needed, so this succeeds while the server is away.
     pub fn open(settings: Settings) -> Result<Self, OpenError> {
-        if !is_queue_name(&settings.queue) {
-            return Err(OpenError::BadName(settings.queue.chars().take(2 * QUEUE_NAME_MAX).collect()));
-        }
-        let options = connect_options(&settings.url, &settings.name)?;
+        let options = Self::check(&settings)?;
         let place = place(&options);
         let pool = PgPoolOptions::new()
             .max_connections(settings.connections.max(1))
@@ -252,6 +251,14 @@ impl PostgresQueue {
         })
     }
 
+    /// Whether there can be such a queue.
+    fn check(settings: &Settings) -> Result<PgConnectOptions, OpenError> {
+        if !is_queue_name(&settings.queue) {
+            return Err(OpenError::BadName(settings.queue.chars().take(2 * QUEUE_NAME_MAX).collect()));
+        }
+        connect_options(&settings.url, &settings.name)
+    }
+
     /// Where it is, without the password.
     pub fn place(&self) -> &str {
         &self.inner.place
@@ -262,11 +269,6 @@ impl PostgresQueue {
         self.inner.set_up().await
     }
 
-    /// Lets go of all connections. Everything later is answered with [`SourceError::Closed`].
-    pub async fn close(&self) {
-        self.inner.pool.close().await;
-        self.inner.wake.notify_waiters();
-    }
 }
 
 /// The address as options. The planner is told to stay with the indexes: a plan that was made while the queue was empty must not be a scan of
@@ -299,27 +301,68 @@ fn place(options: &PgConnectOptions) -> String {
 /// A question to the server.
 type Question<T> = Box<dyn for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>> + Send>;
 
+/// Why there was no answer.
+enum Failure {
+    Sql(sqlx::Error),
+    Late(Duration),
+}
+
 impl Inner {
     /// Asks on a connection, with a deadline. A connection that has not answered in time is closed: nobody knows what it would say next.
-    async fn ask_within<T>(&self, limit: Duration, question: Question<T>) -> Result<T, SourceError> {
-        let mut connection = self.pool.acquire().await.map_err(|error| self.trouble(&error))?;
+    async fn ask_once<T>(&self, limit: Duration, question: Question<T>) -> Result<T, Failure> {
+        let mut connection = self.pool.acquire().await.map_err(Failure::Sql)?;
         match timeout(limit, question(&mut connection)).await {
-            Ok(answer) => answer.map_err(|error| self.trouble(&error)),
+            Ok(answer) => answer.map_err(Failure::Sql),
             Err(_) => {
                 drop(connection.detach());
-                Err(SourceError::Unavailable(format!("{} did not answer within {limit:?}", self.place)))
+                Err(Failure::Late(limit))
             }
         }
+    }
+
+    /// Asks, whether or not the queue is there.
+    async fn ask_within<T>(&self, limit: Duration, question: Question<T>) -> Result<T, SourceError> {
+        self.ask_once(limit, question).await.map_err(|failure| self.explained(failure))
     }
 
     /// Asks about the queue, when that is there. What fails because it is not is set up again the next time.
     async fn ask<T>(&self, question: Question<T>) -> Result<T, SourceError> {
         self.set_up().await?;
         let answer = self.ask_within(ANSWER, question).await;
+        self.note(answer).await
+    }
+
+    /// Asks again when the statement met another one that locked the same rows in another order, which Postgres ends by telling one of them.
+    async fn ask_despite_conflicts<T>(
+        &self,
+        question: impl Fn() -> Question<T>,
+    ) -> Result<T, SourceError> {
+        self.set_up().await?;
+        let mut left = CONFLICTS_MAX;
+        let answer = loop {
+            left -= 1;
+            match self.ask_once(ANSWER, question()).await {
+                Err(Failure::Sql(error)) if left > 0 && is_conflict(&error) => {}
+                answer => break answer,
+            }
+        };
+        self.note(answer.map_err(|failure| self.explained(failure))).await
+    }
+
+    async fn note<T>(&self, answer: Result<T, SourceError>) -> Result<T, SourceError> {
         if matches!(answer, Err(SourceError::Broken(_))) {
             *self.is_set_up.lock().await = false;
         }
         answer
+    }
+
+    fn explained(&self, failure: Failure) -> SourceError {
+        match failure {
+            Failure::Sql(error) => self.trouble(&error),
+            Failure::Late(limit) => {
+                SourceError::Unavailable(format!("{} did not answer within {limit:?}", self.place))
+            }
+        }
     }
 
     fn trouble(&self, error: &sqlx::Error) -> SourceError {
@@ -357,19 +400,6 @@ fn explain(place: &str, queue: &str, code: &str, message: &str) -> SourceError {
 fn is_conflict(error: &sqlx::Error) -> bool {
     let code = error.as_database_error().and_then(|error| error.code());
     code.is_some_and(|code| code == "40P01" || code == "40001")
-}
-
-/// Runs a statement again when it met another one in the wrong order.
-async fn despite_conflicts<T>(
-    mut attempt: impl AsyncFnMut() -> Result<T, sqlx::Error>,
-) -> Result<T, sqlx::Error> {
-    for _ in 1..CONFLICTS_MAX {
-        match attempt().await {
-            Err(error) if is_conflict(&error) => {}
-            answer => return answer,
-        }
-    }
-    attempt().await
 }
 
 fn seconds(time: Duration) -> f64 {
@@ -432,7 +462,9 @@ impl Inner {
             }
         }
         let (queue, ungrouped) = (self.settings.queue.clone(), self.settings.ungrouped);
-        self.ask_within(SET_UP, Box::new(move |connection| install(connection, queue, ungrouped).boxed())).await
+        let installed = timeout(SET_UP, install(&self.pool, queue, ungrouped)).await;
+        let installed = installed.map_err(|_| Failure::Late(SET_UP)).and_then(|done| done.map_err(Failure::Sql));
+        installed.map_err(|failure| self.explained(failure))
     }
 }
 
@@ -491,14 +523,10 @@ async fn look(connection: &mut PgConnection, queue: String) -> Result<Inventory,
 }
 
 /// Brings everything but pgmq itself into the state that is wanted, in one transaction.
-async fn install(
-    connection: &mut PgConnection,
-    queue: String,
-    ungrouped: Ungrouped,
-) -> Result<(), sqlx::Error> {
-    let mut transaction = sqlx::Connection::begin(connection).await?;
+async fn install(pool: &PgPool, queue: String, ungrouped: Ungrouped) -> Result<(), sqlx::Error> {
+    let mut transaction = pool.begin().await?;
     sqlx::query("SELECT pg_advisory_xact_lock($1)").bind(SET_UP_LOCK).execute(&mut *transaction).await?;
-    let found = look(&mut transaction, queue.clone()).await?;
+    let found = look(&mut *transaction, queue.clone()).await?;
     if found.version != Some(SCHEMA_VERSION) {
         sqlx::raw_sql(SCHEMA).execute(&mut *transaction).await?;
     }
@@ -546,13 +574,12 @@ impl PostgresQueue {
         }
         let (queue, asked) = (self.inner.settings.queue.clone(), publications.clone());
         let window = seconds(self.inner.settings.deduplication_window);
-        let question: Question<Vec<Published>> = Box::new(move |connection| {
-            async move {
-                despite_conflicts(async || publish(connection, &queue, &asked, window).await).await
-            }
-            .boxed()
-        });
-        let published = self.inner.ask(question).await;
+        let asked = Arc::new(asked);
+        let question = || -> Question<Vec<Published>> {
+            let (queue, asked) = (queue.clone(), Arc::clone(&asked));
+            Box::new(move |connection| publish(connection, queue, asked, window).boxed())
+        };
+        let published = self.inner.ask_despite_conflicts(question).await;
         self.inner.wake.notify_waiters();
         published.or_else(|error| refused(Refusal::Failed(error), publications))
     }
@@ -560,12 +587,12 @@ impl PostgresQueue {
 
 async fn publish(
     connection: &mut PgConnection,
-    queue: &str,
-    publications: &[Publication],
+    queue: String,
+    publications: Arc<Vec<Publication>>,
     window: f64,
 ) -> Result<Vec<Published>, sqlx::Error> {
     let (mut texts, mut forms) = (Vec::new(), Vec::new());
-    for publication in publications {
+    for publication in publications.iter() {
         // What Postgres cannot keep as text: other bytes than UTF-8, and the zero.
         let text = std::str::from_utf8(&publication.text).ok().filter(|text| !text.contains('\0'));
         forms.push(if text.is_some() { "plain" } else { "base64" });
@@ -671,7 +698,8 @@ impl Inner {
         lease: f64,
     ) -> Result<(), SourceError> {
         let is_loose = self.settings.ungrouped == Ungrouped::Unordered;
-        let loose_first = std::mem::replace(&mut cursor.loose_first, !cursor.loose_first);
+        let loose_first = cursor.loose_first;
+        cursor.loose_first = !loose_first;
         if is_loose && loose_first {
             self.take_loose(taken, most, lease).await?;
         }
@@ -863,19 +891,18 @@ impl Inner {
             return Ok(answers(receipts, &[]));
         }
         let (statement, queue) = (self.statements.settle.clone(), self.settings.queue.clone());
-        let question: Question<Vec<PgRow>> = Box::new(move |connection| {
-            async move {
-                despite_conflicts(async || {
-                    let query = sqlx::query(&statement);
-                    let query = query.bind(&asked.numbers).bind(&asked.counts).bind(&asked.times);
-                    let query = query.bind(&kinds).bind(&delays).bind(&reasons).bind(&queue);
-                    query.fetch_all(&mut *connection).await
-                })
-                .await
-            }
-            .boxed()
-        });
-        let good = self.ask(question).await?;
+        let question = || -> Question<Vec<PgRow>> {
+            let (statement, queue, asked) = (statement.clone(), queue.clone(), asked.clone());
+            let (kinds, delays, reasons) = (kinds.clone(), delays.clone(), reasons.clone());
+            Box::new(move |connection| {
+                async move {
+                    let query = sqlx::query(&statement).bind(asked.numbers).bind(asked.counts).bind(asked.times);
+                    query.bind(kinds).bind(delays).bind(reasons).bind(queue).fetch_all(connection).await
+                }
+                .boxed()
+            })
+        };
+        let good = self.ask_despite_conflicts(question).await?;
         if !good.is_empty() {
             self.wake.notify_waiters();
         }
@@ -890,18 +917,17 @@ impl Inner {
             return Ok(answers(receipts, &[]));
         }
         let statement = self.statements.extend.clone();
-        let question: Question<Vec<PgRow>> = Box::new(move |connection| {
-            async move {
-                despite_conflicts(async || {
-                    let query = sqlx::query(&statement);
-                    let query = query.bind(&asked.numbers).bind(&asked.counts).bind(&asked.times);
-                    query.bind(seconds(lease)).fetch_all(&mut *connection).await
-                })
-                .await
-            }
-            .boxed()
-        });
-        let good = self.ask(question).await?;
+        let question = || -> Question<Vec<PgRow>> {
+            let (statement, asked) = (statement.clone(), asked.clone());
+            Box::new(move |connection| {
+                async move {
+                    let query = sqlx::query(&statement).bind(asked.numbers).bind(asked.counts).bind(asked.times);
+                    query.bind(seconds(lease)).fetch_all(connection).await
+                }
+                .boxed()
+            })
+        };
+        let good = self.ask_despite_conflicts(question).await?;
         Ok(answers(receipts, &good))
     }
 }
@@ -925,6 +951,19 @@ fn shortened(mut reason: String) -> String {
 impl Source for PostgresQueue {
     fn name(&self) -> &str {
         &self.inner.settings.name
+    }
+
+    fn kind(&self) -> &'static str {
+        "postgres"
+    }
+
+    /// Lets go of all connections. Everything later is answered with [`SourceError::Closed`].
+    fn close(&self) -> BoxFuture<'_, ()> {
+        async move {
+            self.inner.pool.close().await;
+            self.inner.wake.notify_waiters();
+        }
+        .boxed()
     }
 
     fn claim(&self, wants: Wants) -> BoxFuture<'_, Result<Vec<Delivery>, SourceError>> {
@@ -1013,17 +1052,17 @@ impl PostgresQueue {
              INSERT INTO {} (vt, message, headers) SELECT clock_timestamp(), message, headers FROM back ORDER BY place",
             statements::table(&queue)
         );
-        let question: Question<usize> = Box::new(move |connection| {
-            async move {
-                despite_conflicts(async || {
-                    let query = sqlx::query(&statement).bind(&queue).bind(&places).bind(most);
-                    Ok(query.execute(&mut *connection).await?.rows_affected() as usize)
-                })
-                .await
-            }
-            .boxed()
-        });
-        let redriven = self.inner.ask(question).await;
+        let question = || -> Question<usize> {
+            let (statement, queue, places) = (statement.clone(), queue.clone(), places.clone());
+            Box::new(move |connection| {
+                async move {
+                    let query = sqlx::query(&statement).bind(queue).bind(places).bind(most);
+                    Ok(query.execute(connection).await?.rows_affected() as usize)
+                }
+                .boxed()
+            })
+        };
+        let redriven = self.inner.ask_despite_conflicts(question).await;
         self.inner.wake.notify_waiters();
         redriven
     }
