@@ -9,14 +9,15 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::postgres;
 use crate::process::{is_root, run};
+use crate::{nats, postgres};
 
 /// Asked by every package before it starts its service.
 const POLICY: &str = "/usr/sbin/policy-rc.d";
 
 /// Packages of Debian, and a file by which one sees that each is there.
-const PACKAGES: &[(&str, &str)] = &[(postgres::PACKAGE, "/usr/lib/postgresql")];
+const PACKAGES: &[(&str, &str)] =
+    &[(postgres::PACKAGE, "/usr/lib/postgresql"), (nats::PACKAGE, nats::PROGRAM)];
 
 /// Installs what is missing.
 pub fn install() -> Result<()> {

@@ -7,6 +7,7 @@
 //! The files are one per server, in the order in which they were needed; what they share is in `process.rs`.
 
 pub mod install;
+pub mod nats;
 pub mod postgres;
 pub mod process;
 

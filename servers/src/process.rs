@@ -35,9 +35,9 @@ pub struct Recipe {
     /// Where it listens; [`free_port`] finds one.
     pub port: u16,
     /// What to run. The folder is the server's own.
-    pub command: Box<dyn Fn(&Path) -> Command + Send>,
+    pub command: Box<dyn Fn(&Path) -> Command + Send + Sync>,
     /// Whether it answers, beyond accepting a connection, which is always waited for first.
-    pub ready: Box<dyn Fn(&Path) -> bool + Send>,
+    pub ready: Box<dyn Fn(&Path) -> bool + Send + Sync>,
     /// As whom it runs, for servers that refuse to run as root. Only looked at when we are root.
     pub user: Option<&'static str>,
 }

@@ -17,7 +17,11 @@ pub mod embedded;
 pub mod postgres;
 
 pub mod broker;
+pub mod shelf;
 pub mod sink;
+
+#[cfg(feature = "nats")]
+pub mod nats;
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
