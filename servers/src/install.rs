@@ -10,7 +10,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use crate::process::{is_root, run};
-use crate::{activemq, axe, cache, chromedriver, nats, postgres, rabbitmq};
+use crate::{activemq, cache, chromedriver, nats, postgres, rabbitmq};
 
 /// Asked by every package before it starts its service.
 const POLICY: &str = "/usr/sbin/policy-rc.d";
@@ -38,8 +38,7 @@ const PROGRAMS: &[(&[&str], &[&str])] = &[
 /// Installs what is missing.
 pub fn install() -> Result<()> {
     install_packages()?;
-    cache::install()?;
-    axe::install()
+    cache::install()
 }
 
 fn install_packages() -> Result<()> {

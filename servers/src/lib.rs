@@ -7,8 +7,8 @@
 //! The files are one per server, in the order in which they were needed; what they share is in `process.rs`.
 
 pub mod activemq;
-pub mod cache;
 pub mod axe;
+pub mod cache;
 pub mod chromedriver;
 pub mod install;
 pub mod nats;

@@ -26,6 +26,7 @@ pub mod router;
 pub mod service;
 pub mod settle;
 pub mod source;
+pub mod standby;
 pub mod targets;
 pub mod trace;
 pub mod warnings;

@@ -168,6 +168,7 @@ pub const KINDS: &[Kind] = &[
     kind!("activemq", ["stomp"], activemq),
     kind!("sqs", ["sqs", "sqs+http", "sqs+https"], sqs),
     kind!("kafka", ["kafka"], kafka),
+    kind!("postgres", ["postgres", "postgresql"], postgres),
 ];
 
 /// Reads one section of `laneway.sources` or `laneway.sinks`.

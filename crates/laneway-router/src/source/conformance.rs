@@ -10,6 +10,12 @@
 //! laneway_router::source_conformance! { #[tokio::test] my_source::fresh_subject }
 //! ```
 //!
+//! With a broker that takes long to start it is better to start it once, and look at all promises at the same time:
+//!
+//! ```ignore
+//! laneway_router::source_conformance!(together || fresh_subject(&server)).await;
+//! ```
+//!
 //! Nothing here sleeps to wait for something: claims wait, with a deadline, and come back when the source has something. The suite runs
 //! under a paused clock as well as with a broker in real time, where [`Abilities::lease`] says how fast it can go.
 

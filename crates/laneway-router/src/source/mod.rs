@@ -13,6 +13,8 @@
 //! 4. What is settled is never handed out again.
 
 pub mod embedded;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 
 pub mod broker;
 pub mod shelf;

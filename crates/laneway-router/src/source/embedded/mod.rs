@@ -628,7 +628,8 @@ impl EmbeddedQueue {
     }
 }
 
-fn check(publications: &[Publication], key: Option<&str>) -> Result<(), Refusal> {
+/// Whether publications are within the limits of every queue.
+pub(super) fn check(publications: &[Publication], key: Option<&str>) -> Result<(), Refusal> {
     if publications.len() > BATCH_MAX {
         return Err(Refusal::TooMany { count: publications.len() });
     }
