@@ -1,1 +1,0 @@
-//! Nothing: it is named by features that are off, and only the resolver ever looks at it.
