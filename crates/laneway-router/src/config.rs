@@ -257,10 +257,11 @@ impl Config {
         Ok(tree.effective(""))
     }
 
-    /// Takes over what a reload has applied. Queues can be added while the service runs, and not be removed.
+    /// Takes over what a reload has applied. Queues can be added while the service runs, and not be removed; where there was none, there is no file for them.
     pub(crate) fn show_applied(&mut self, new: &Config) {
         let mut live = vec!["laneway.pools", "laneway.pool-defaults", "laneway.shutdown", "laneway.sources"];
-        if self.queue.names.iter().all(|name| new.queue.names.contains(name)) {
+        let has_queues = !self.queue.names.is_empty();
+        if has_queues && self.queue.names.iter().all(|name| new.queue.names.contains(name)) {
             live.push("laneway.queue.queues");
             self.queue.names.clone_from(&new.queue.names);
         }
