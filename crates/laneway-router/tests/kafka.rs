@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use broker::{PATIENCE, Witness, router, text};
+use broker::{PATIENCE, Witness, of_the_guide, router, text};
 use cluster::Topic;
 use laneway_router::source::broker::{Broker, Examination, Level, Role};
 use laneway_router::source::kafka::{KafkaSettings, KafkaSource};
@@ -267,4 +267,30 @@ async fn missing_topics_and_absent_brokers_are_told_and_the_doctor_sees_them() {
         matches!(&error, SourceError::Broken(text) if text.contains("no.such.property") && !text.contains("hush")),
         "{error}"
     );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_configurations_of_the_guide_work() {
+    let cluster = MockCluster::new(1).expect("a cluster");
+    for topic in ["payments", "payments.dead-letters", "receipts"] {
+        cluster.create_topic(topic, 2, 1).expect("a topic");
+    }
+    let servers = cluster.bootstrap_servers();
+    // The mock cluster asks nobody for a password.
+    let replaced = [("127.0.0.1:9092", servers.as_str()), ("SASL_SSL", "PLAINTEXT")];
+    let config = of_the_guide("Kafka", &replaced, &[]);
+    let source = config.sources["payments"].open_source("payments".into()).await.expect("a source");
+    let wants = Wants { most: 1, wait: Duration::from_millis(10), lease: LEASE };
+    assert!(source.claim(wants).await.expect("a claim").is_empty());
+    let sink = config.sinks["receipts"].open_sink("receipts".into()).await.expect("a sink");
+    let outgoing = Outgoing {
+        id: "a#0".to_owned(),
+        group: Some("a".into()),
+        deduplication_id: None,
+        text: text("a", 0).into_bytes().into(),
+        headers: Default::default(),
+    };
+    let published = sink.publish(vec![outgoing]).await.expect("published");
+    assert!(matches!(published[..], [Published::Accepted { .. }]));
+    source.close().await;
 }
