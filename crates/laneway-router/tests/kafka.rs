@@ -3,6 +3,7 @@
 
 mod broker;
 mod cluster;
+mod instances;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -293,4 +294,23 @@ async fn the_configurations_of_the_guide_work() {
     let published = sink.publish(vec![outgoing]).await.expect("published");
     assert!(matches!(published[..], [Published::Accepted { .. }]));
     source.close().await;
+}
+
+/// A killed router is noticed when its session is over, which the mock cluster allows to be six seconds at the least.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_routers_that_are_killed_and_a_broker_that_goes_away_lose_nothing_and_keep_the_order() {
+    let cluster = MockCluster::new(1).expect("a cluster");
+    let topic = Topic::new(&cluster, &cluster.bootstrap_servers(), 4);
+    let place = format!("kind = kafka, servers = {:?}, topic = {:?}", topic.servers, topic.name);
+    let session = r#"properties { "session.timeout.ms" = 6000, "heartbeat.interval.ms" = 300 }"#;
+    let config = format!(
+        "laneway {{ queue.queues = [], sources.orders {{ {place}, group = laneway, {session} }}, sinks.orders {{ {place} }} }}"
+    );
+    let plan = instances::Plan { groups: 24, messages: 400, kills: 3, restarts: 2, seed: 5 };
+    instances::run(&config, &plan, || {
+        cluster.broker_down(1).expect("down");
+        std::thread::sleep(Duration::from_millis(500)); // paced: for so long it is away
+        cluster.broker_up(1).expect("up");
+    })
+    .await;
 }

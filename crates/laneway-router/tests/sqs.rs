@@ -3,6 +3,7 @@
 //! What every source must keep is in `sqs_conformance.rs`.
 
 mod broker;
+mod instances;
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -262,9 +263,8 @@ async fn the_configurations_of_the_guide_work() {
         let url = sqs::create_queue(&at, name, &[("FifoQueue", "true")]).expect("a queue");
         place = url.trim_end_matches(&format!("/{name}")).to_owned();
     }
-    let keys = ["sources.orders", "sinks.invoices"].map(|it| {
-        (format!("laneway.{it}.access-key-id"), format!("laneway.{it}.secret-access-key"))
-    });
+    let keys = ["sources.orders", "sinks.invoices"]
+        .map(|it| (format!("laneway.{it}.access-key-id"), format!("laneway.{it}.secret-access-key")));
     let set: Vec<(&str, &str)> =
         keys.iter().flat_map(|(id, secret)| [(id.as_str(), "test"), (secret.as_str(), "test")]).collect();
     let replaced = [("https://sqs.eu-west-1.amazonaws.com/123456789012", place.as_str())];
@@ -276,4 +276,21 @@ async fn the_configurations_of_the_guide_work() {
     let published = sink.publish(vec![outgoing("a", 0, text("a", 0))]).await.expect("published");
     assert!(matches!(published[..], [Published::Accepted { .. }]));
     source.close().await;
+}
+
+/// The visibility timeout of what a killed router had in hand must run out before others get it, so this takes a while.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_routers_that_are_killed_and_a_server_that_is_restarted_lose_nothing_and_keep_the_order() {
+    let mut server = sqs::start_fauxqs().expect("fauxqs starts");
+    let (url, _) = queues(&sqs::endpoint(&server), 1_000);
+    let settings = format!("kind = sqs, url = {url:?}, access-key-id = test, secret-access-key = test");
+    let config = format!(
+        "laneway {{ queue.queues = [], sources.orders {{ {settings}, poll = 1 s }}, sinks.orders {{ {settings} }} }}"
+    );
+    let plan = instances::Plan { groups: 24, messages: 400, kills: 3, restarts: 2, seed: 5 };
+    instances::run(&config, &plan, || {
+        server.kill().expect("it was there");
+        server.resume().expect("it comes back");
+    })
+    .await;
 }
