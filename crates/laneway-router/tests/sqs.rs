@@ -3,6 +3,7 @@
 //! What every source must keep is in `sqs_conformance.rs`.
 
 mod broker;
+mod instances;
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -10,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-use broker::{PATIENCE, Witness, router, text};
+use broker::{PATIENCE, Witness, of_the_guide, router, text};
 use laneway_router::message::Secret;
 use laneway_router::source::broker::{Broker, Examination, Level, Role};
 use laneway_router::source::sink::{Outgoing, Published};
@@ -251,4 +252,45 @@ async fn wrong_credentials_missing_queues_and_throttling_are_told_apart() {
         matches!(&error, SourceError::Unavailable(text) if text.contains("cannot be reached")),
         "{error}"
     );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_configurations_of_the_guide_work() {
+    let server = sqs::start_fauxqs().expect("fauxqs starts");
+    let at = sqs::endpoint(&server);
+    let mut place = String::new();
+    for name in ["orders.fifo", "orders-dead.fifo", "invoices.fifo"] {
+        let url = sqs::create_queue(&at, name, &[("FifoQueue", "true")]).expect("a queue");
+        place = url.trim_end_matches(&format!("/{name}")).to_owned();
+    }
+    let keys = ["sources.orders", "sinks.invoices"]
+        .map(|it| (format!("laneway.{it}.access-key-id"), format!("laneway.{it}.secret-access-key")));
+    let set: Vec<(&str, &str)> =
+        keys.iter().flat_map(|(id, secret)| [(id.as_str(), "test"), (secret.as_str(), "test")]).collect();
+    let replaced = [("https://sqs.eu-west-1.amazonaws.com/123456789012", place.as_str())];
+    let config = of_the_guide("SQS", &replaced, &set);
+    let source = config.sources["orders"].open_source("orders".into()).await.expect("a source");
+    let wants = Wants { most: 1, wait: Duration::from_millis(10), lease: Duration::from_secs(30) };
+    assert!(source.claim(wants).await.expect("a claim").is_empty());
+    let sink = config.sinks["invoices"].open_sink("invoices".into()).await.expect("a sink");
+    let published = sink.publish(vec![outgoing("a", 0, text("a", 0))]).await.expect("published");
+    assert!(matches!(published[..], [Published::Accepted { .. }]));
+    source.close().await;
+}
+
+/// The visibility timeout of what a killed router had in hand must run out before others get it, so this takes a while.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_routers_that_are_killed_and_a_server_that_is_restarted_lose_nothing_and_keep_the_order() {
+    let mut server = sqs::start_fauxqs().expect("fauxqs starts");
+    let (url, _) = queues(&sqs::endpoint(&server), 1_000);
+    let settings = format!("kind = sqs, url = {url:?}, access-key-id = test, secret-access-key = test");
+    let config = format!(
+        "laneway {{ queue.queues = [], sources.orders {{ {settings}, poll = 1 s }}, sinks.orders {{ {settings} }} }}"
+    );
+    let plan = instances::Plan { groups: 24, messages: 400, kills: 3, restarts: 2, seed: 5 };
+    instances::run(&config, &plan, || {
+        server.kill().expect("it was there");
+        server.resume().expect("it comes back");
+    })
+    .await;
 }

@@ -20,10 +20,10 @@ pub mod broker;
 pub mod shelf;
 pub mod sink;
 
-#[cfg(feature = "nats")]
-pub mod nats;
 #[cfg(feature = "kafka")]
 pub mod kafka;
+#[cfg(feature = "nats")]
+pub mod nats;
 #[cfg(feature = "sqs")]
 pub mod sqs;
 

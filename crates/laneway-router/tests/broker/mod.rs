@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use laneway_router::config::{Config, Layering};
 use laneway_router::mediator::{Call, Mediator, Verdict};
 use laneway_router::pool::PoolSettings;
 use laneway_router::router::{Router, SourceSettings};
@@ -115,4 +116,25 @@ pub(crate) fn router(witness: &Arc<Witness>, source: Arc<dyn Source>, lease: Dur
     let router = Router::start(settings, make).expect("a router");
     router.add_source(source, SourceSettings { lease });
     router
+}
+
+/// The configurations of a kind in the guide, as one, with replacements and further settings.
+pub(crate) fn of_the_guide(kind: &str, replaced: &[(&str, &str)], set: &[(&str, &str)]) -> Config {
+    let guide = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guide/brokers.md");
+    let guide = std::fs::read_to_string(guide).expect("the guide");
+    let section = guide.split("\n## ").find(|section| section.starts_with(kind)).expect("a section");
+    let blocks = section.split("```hocon\n").skip(1).filter_map(|rest| rest.split("```").next());
+    let mut text = blocks.collect::<Vec<_>>().join("\n");
+    for (from, to) in replaced {
+        assert!(text.contains(from), "{from} is in the guide");
+        text = text.replace(from, to);
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("laneway.conf");
+    std::fs::write(&file, &text).expect("written");
+    let mut layering = Layering::file(file);
+    for (path, value) in set {
+        layering = layering.set(*path, *value);
+    }
+    Config::load(&layering).unwrap_or_else(|error| panic!("{text}\n{:#?}", error.problems()))
 }

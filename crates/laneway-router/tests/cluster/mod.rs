@@ -57,7 +57,7 @@ impl Topic {
     pub(crate) fn settings(&self) -> KafkaSettings {
         let mut settings = KafkaSettings::new(&self.servers, &self.name, format!("{}-readers", self.name));
         settings.quarantine = Some(self.quarantine());
-        for (name, value) in [("session.timeout.ms", "6000"), ("heartbeat.interval.ms", "200")] {
+        for (name, value) in [("session.timeout.ms", "4000"), ("heartbeat.interval.ms", "200")] {
             settings.properties.insert(name.to_owned(), value.to_owned());
         }
         settings

@@ -621,7 +621,8 @@ impl Shared {
                 partition.leaving |= is_leaving(number);
             }
             let deadline = std::time::Instant::now() + self.drain;
-            while !is_lost {
+            // Who closes has settled what could be settled.
+            while !is_lost && !state.closing {
                 let out = |(number, it): (&i32, &Partition)| if is_leaving(number) { it.out() } else { 0 };
                 let left = deadline.saturating_duration_since(std::time::Instant::now());
                 if left.is_zero() || state.partitions.iter().map(out).sum::<usize>() == 0 {

@@ -15,7 +15,18 @@ const RECEIVES_MIN: u64 = 100;
 /// What waits longer than a queue keeps it is lost, and a target may be away for a weekend.
 const RETENTION_MIN: Duration = Duration::from_secs(4 * 24 * 3600);
 
+/// How long the whole may take: one that waits for an answer that does not come has something to say, too.
+const PATIENCE: Duration = Duration::from_secs(25);
+
 pub(super) async fn examine(settings: &SqsSettings, examination: &Examination) -> Vec<Finding> {
+    let late = |_| {
+        let error = SourceError::Unavailable(format!("{}: SQS does not answer", settings.url));
+        vec![unreachable(&error)]
+    };
+    tokio::time::timeout(PATIENCE, look(settings, examination)).await.unwrap_or_else(late)
+}
+
+async fn look(settings: &SqsSettings, examination: &Examination) -> Vec<Finding> {
     let calls = Calls::new(settings).await;
     let attributes = match calls.attributes(&settings.url).await {
         Ok(attributes) => attributes,
