@@ -10,7 +10,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use crate::process::{is_root, run};
-use crate::{activemq, postgres, rabbitmq};
+use crate::{activemq, nats, postgres, rabbitmq};
 
 /// Asked by every package before it starts its service.
 const POLICY: &str = "/usr/sbin/policy-rc.d";
@@ -18,6 +18,7 @@ const POLICY: &str = "/usr/sbin/policy-rc.d";
 /// Packages of Debian, and a file by which one sees that each is there.
 const PACKAGES: &[(&str, &str)] = &[
     (postgres::PACKAGE, "/usr/lib/postgresql"),
+    (nats::PACKAGE, nats::PROGRAM),
     (rabbitmq::PACKAGE, rabbitmq::VERSIONS),
     (activemq::PACKAGE, activemq::JAR),
 ];

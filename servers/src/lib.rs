@@ -8,6 +8,7 @@
 
 pub mod activemq;
 pub mod install;
+pub mod nats;
 pub mod postgres;
 pub mod process;
 pub mod rabbitmq;

@@ -14,7 +14,9 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{bench, config, dead_letters, demo, groups, lanes, pools, seed, send, serve, top};
+use crate::commands::{
+    bench, config, dead_letters, demo, doctor, groups, lanes, pools, seed, send, serve, top,
+};
 use crate::exit::{Exit, Failure};
 
 /// What `laneway --help` begins with.
@@ -81,6 +83,8 @@ enum Verb {
     Top(top::Options),
     /// Check a configuration, or show the effective one
     Config(config::Options),
+    /// Ask each configured broker whether it can be reached and keeps the order of groups, and how to mend it
+    Doctor(doctor::Options),
     /// Watch the engine's lanes at work in this process: a slow key beside fast ones, within seconds
     Demo(demo::Options),
     /// Measure the product on this machine
@@ -112,6 +116,7 @@ fn run(verb: Verb) -> Result<(), Failure> {
         Verb::DeadLetters(options) => dead_letters::run(&options),
         Verb::Top(options) => top::run(&options),
         Verb::Config(options) => config::run(&options),
+        Verb::Doctor(options) => doctor::run(&options),
         Verb::Demo(options) => demo::run(&options),
         Verb::Bench(options) => bench::run(&options),
     }

@@ -2,6 +2,9 @@
 //!
 //! One broker serves all tests of this program, each with a queue of its own; a test that ends its broker has one of its own.
 
+#[path = "instances/mod.rs"]
+mod instances;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -302,4 +305,29 @@ async fn the_guides_configuration_works_when_pasted() {
     let long = Outgoing { text: vec![b'x'; 300_000].into(), ..outgoing(sample("a", "")) };
     let answers = sink.publish(vec![long]).await.expect("an answer");
     assert!(matches!(&answers[..], [Published::Refused { .. }]), "{answers:?}");
+}
+
+/// Two routers in processes of their own, killed at random, while the broker is killed and started again as well.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_routers_that_are_killed_and_a_broker_that_is_restarted_lose_nothing_and_keep_the_order() {
+    let mut server = tokio::task::spawn_blocking(|| activemq::start().expect("ActiveMQ starts")).await.expect("it runs");
+    let settings = format!("kind = activemq, url = {:?}, queue = orders", activemq::url(&server));
+    let config = format!(
+        "laneway {{ queue.queues = [], sources.orders {{ {settings}, prefetch = 50, heartbeat = 2 s }}, sinks.orders {{ {settings} }} }}"
+    );
+    let number = |name: &str, otherwise: u64| {
+        std::env::var(name).ok().and_then(|it| it.parse().ok()).unwrap_or(otherwise)
+    };
+    let plan = instances::Plan {
+        groups: 24,
+        messages: number("LANEWAY_CRASH_MESSAGES", 600) as usize,
+        kills: number("LANEWAY_CRASH_KILLS", 4) as usize,
+        restarts: number("LANEWAY_CRASH_RESTARTS", 1) as usize,
+        seed: number("LANEWAY_SEED", 5),
+    };
+    instances::run(&config, &plan, || {
+        server.kill().expect("it was there");
+        server.resume().expect("it comes back");
+    })
+    .await;
 }

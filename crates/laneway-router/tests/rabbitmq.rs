@@ -2,6 +2,9 @@
 //!
 //! One broker serves all tests of this program, each with a queue of its own; a test that ends its broker has one of its own.
 
+#[path = "instances/mod.rs"]
+mod instances;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -545,4 +548,29 @@ async fn the_guides_configuration_runs_and_poison_goes_to_quarantine() {
     assert_eq!(kept, ["{not a message".len(), long.len()]);
     let depth = rabbit.queue.consumer("look").depth().await.expect("a depth");
     assert_eq!((depth.waiting, depth.leased), (0, 0), "everything was settled");
+}
+
+/// Two routers in processes of their own, killed at random, while the broker is killed and started again as well.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_routers_that_are_killed_and_a_broker_that_is_restarted_lose_nothing_and_keep_the_order() {
+    let mut broker = tokio::task::spawn_blocking(|| rabbitmq::start().expect("RabbitMQ starts")).await.expect("it runs");
+    let settings = format!("kind = rabbitmq, url = {:?}, queue = orders, partitions = 4", rabbitmq::url(&broker));
+    let config = format!(
+        "laneway {{ queue.queues = [], sources.orders {{ {settings}, prefetch = 50, heartbeat = 2 s, balance = 1 s }}, sinks.orders {{ {settings} }} }}"
+    );
+    let number = |name: &str, otherwise: u64| {
+        std::env::var(name).ok().and_then(|it| it.parse().ok()).unwrap_or(otherwise)
+    };
+    let plan = instances::Plan {
+        groups: 24,
+        messages: number("LANEWAY_CRASH_MESSAGES", 600) as usize,
+        kills: number("LANEWAY_CRASH_KILLS", 4) as usize,
+        restarts: number("LANEWAY_CRASH_RESTARTS", 1) as usize,
+        seed: number("LANEWAY_SEED", 5),
+    };
+    instances::run(&config, &plan, || {
+        broker.node.kill().expect("it was there");
+        broker.node.resume().expect("it comes back");
+    })
+    .await;
 }

@@ -15,3 +15,4 @@ pub(crate) mod pools;
 
 pub(crate) mod bench;
 pub(crate) mod config;
+pub(crate) mod doctor;

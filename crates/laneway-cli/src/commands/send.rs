@@ -1,11 +1,12 @@
-//! `laneway send`: publishes messages to a running service, one, many alike, or whatever a file or a pipe holds.
+//! `laneway send`: publishes messages to a running service, or to a broker: one, many alike, or whatever a file or a pipe holds.
 //!
 //! ```text
-//!  --payload, --count ──┐
-//!                       ├─► letters ─► batches ─► POST /api/messages ─► answers
-//!  --from FILE | - ─────┘   (one JSON object each)
+//!  --payload, --count ──┐                         ┌─► POST /api/messages ─┐
+//!                       ├─► letters ─► batches ─┤                       ├─► answers
+//!  --from FILE | - ─────┘   (one JSON object each) └─► a broker (--to) ────┘
 //! ```
 
+mod broker;
 mod letters;
 
 use std::io::IsTerminal;
@@ -35,6 +36,7 @@ const BATCH_BYTES: usize = 2 << 20;
   laneway send --target 'SIMULATED 500ms'            the same, slower
   laneway send --from messages.jsonl                 whole messages, one JSON object per line
   generate | laneway send --from -                   the same from a pipe, in batches
+  laneway send --to nats://127.0.0.1:4222/orders --group order-7    straight to a broker, without a service
 
 A whole message:
   {\"id\": \"m-1\", \"poolCode\": \"orders\", \"messageGroupId\": \"order-7\",
@@ -64,6 +66,9 @@ pub(crate) struct Options {
     /// The queue that they go into; need not be said where there is only one
     #[arg(long, value_name = "NAME")]
     queue: Option<String>,
+    /// Publish to this broker instead of a service: what the URLs of each kind look like is in docs/guide/brokers.md
+    #[arg(long, value_name = "URL", conflicts_with_all = ["queue", "idempotency_key"])]
+    to: Option<String>,
     /// With the same key the same messages are taken once, however often they are sent
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
@@ -73,6 +78,9 @@ pub(crate) struct Options {
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let letters = Letters::open(options)?;
+    if let Some(url) = &options.to {
+        return broker::run(url, letters, options.service.json);
+    }
     let client = options.service.connect()?;
     let bar = bar(&letters);
     let mut post = Post { client: &client, options, batches: 0, tally: Tally::default() };
@@ -101,18 +109,7 @@ struct Post<'a> {
 
 impl Post<'_> {
     fn all(&mut self, letters: Letters, bar: &ProgressBar) -> Result<(), Failure> {
-        let mut batch: Vec<Letter> = Vec::new();
-        let mut bytes = 0;
-        for letter in letters {
-            let letter = letter?;
-            if !batch.is_empty() && (batch.len() == BATCH || bytes + letter.json.len() > BATCH_BYTES) {
-                self.batch(&batch, bar)?;
-                (batch, bytes) = (Vec::new(), 0);
-            }
-            bytes += letter.json.len();
-            batch.push(letter);
-        }
-        if batch.is_empty() { Ok(()) } else { self.batch(&batch, bar) }
+        in_batches(letters, |batch| self.batch(&batch, bar))
     }
 
     fn batch(&mut self, batch: &[Letter], bar: &ProgressBar) -> Result<(), Failure> {
@@ -169,6 +166,25 @@ impl Post<'_> {
             }
         }
     }
+}
+
+/// Hands letters over in batches that fit into a request.
+fn in_batches(
+    letters: Letters,
+    mut hand_over: impl FnMut(Vec<Letter>) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let mut batch: Vec<Letter> = Vec::new();
+    let mut bytes = 0;
+    for letter in letters {
+        let letter = letter?;
+        if !batch.is_empty() && (batch.len() == BATCH || bytes + letter.json.len() > BATCH_BYTES) {
+            hand_over(std::mem::take(&mut batch))?;
+            bytes = 0;
+        }
+        bytes += letter.json.len();
+        batch.push(letter);
+    }
+    if batch.is_empty() { Ok(()) } else { hand_over(batch) }
 }
 
 /// A refusal, with the lines that it is about.

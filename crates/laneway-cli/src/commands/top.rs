@@ -227,24 +227,28 @@ impl Look {
 
     fn sources(&self) -> String {
         let source = |source: &Value| {
-            let health = match source["healthy"].as_bool() {
-                Some(false) => {
-                    format!("IN TROUBLE: {}", printable(source["trouble"].as_str().unwrap_or("unknown")))
-                }
-                _ => "healthy".to_owned(),
+            let state = match source["healthy"].as_bool() {
+                Some(false) => format!(
+                    "IN TROUBLE since {}: {}",
+                    field(source, "since"),
+                    printable(source["trouble"].as_str().unwrap_or("unknown"))
+                ),
+                _ => field(source, "state"),
             };
             vec![
                 field(source, "name"),
+                field(source, "kind"),
                 field(source, "waiting"),
                 field(source, "leased"),
                 field(source, "held"),
                 field(source, "dead"),
                 field(source, "quarantined"),
-                health,
+                state,
             ]
         };
-        let headings = ["source", "waiting", "leased", "held here", "dead letters", "quarantined", "health"];
-        let right = [false, true, true, true, true, true, false];
+        let headings =
+            ["source", "kind", "waiting", "leased", "held here", "dead letters", "quarantined", "state"];
+        let right = [false, false, true, true, true, true, true, false];
         aligned(&headings, rows(&self.stats["sources"]).iter().map(source).collect(), &right)
     }
 }
@@ -278,7 +282,8 @@ mod tests {
             "pools": [{"code": "orders", "state": "open", "concurrency": 20, "inFlight": 3, "waiting": 1200, "groups": 7,
                        "counts": {"succeeded": succeeded, "failed": 1}, "latency": {"p50Millis": 1.25, "p99Millis": 80.0}}],
             "deepestGroups": [{"pool": "orders", "group": "order-7", "depth": 900}],
-            "sources": [{"name": "default", "healthy": false, "trouble": "disk full", "waiting": 5}],
+            "sources": [{"name": "default", "kind": "embedded", "state": "unavailable", "since": "2025", "healthy": false,
+                         "trouble": "disk full", "waiting": 5}],
             "warnings": 2,
         })
     }
@@ -303,7 +308,7 @@ mod tests {
             "1.2 ms",
             "order-7",
             "900",
-            "IN TROUBLE: disk full",
+            "IN TROUBLE since 2025: disk full",
             "2026  no pool \"x\"",
             "2 warnings",
         ] {

@@ -148,7 +148,6 @@ impl fmt::Debug for Kind {
 }
 
 /// `kind!("name", [schemes], module)`: the module has `read` and `from_url`, and is there when the feature `name` is on.
-#[allow(unused_macros, reason = "there may be no kind at all")]
 macro_rules! kind {
     ($name:literal, [$($scheme:literal),*], $module:ident) => {
         Kind {
@@ -163,8 +162,11 @@ macro_rules! kind {
 }
 
 /// All kinds. A feature that is not on is known as well, so that the error can name it.
-pub const KINDS: &[Kind] =
-    &[kind!("rabbitmq", ["amqp", "amqps"], rabbitmq), kind!("activemq", ["stomp"], activemq)];
+pub const KINDS: &[Kind] = &[
+    kind!("nats", ["nats", "tls"], nats),
+    kind!("rabbitmq", ["amqp", "amqps"], rabbitmq),
+    kind!("activemq", ["stomp"], activemq),
+];
 
 /// Reads one section of `laneway.sources` or `laneway.sinks`.
 pub fn read(s: &mut Section<'_>, role: Role) -> Option<Arc<dyn Broker>> {

@@ -15,7 +15,11 @@
 pub mod embedded;
 
 pub mod broker;
+pub mod shelf;
 pub mod sink;
+
+#[cfg(feature = "nats")]
+pub mod nats;
 
 #[cfg(any(feature = "rabbitmq", feature = "activemq"))]
 pub(crate) mod pushed;

@@ -11,7 +11,18 @@ use crate::table::{lines, printable};
 /// Says it for a service that somebody configured.
 pub(super) fn service(service: &Service, json: bool) -> io::Result<()> {
     addresses(service, json)?;
-    eprintln!("  queue      {}", service.config().queue.path.display());
+    let config = service.config();
+    if !config.queue.names.is_empty() {
+        eprintln!("  queue      {}", config.queue.path.display());
+    }
+    let named = |(name, broker): (&String, &std::sync::Arc<dyn laneway_router::source::broker::Broker>)| {
+        format!("{} ({})", printable(name), broker.kind())
+    };
+    for (heading, brokers) in [("sources", &config.sources), ("sinks", &config.sinks)] {
+        if !brokers.is_empty() {
+            eprintln!("  {heading:<10} {}", shortened(&brokers.iter().map(named).collect::<Vec<_>>()));
+        }
+    }
     let program = program();
     let url = url_option(service);
     eprintln!(

@@ -1,0 +1,587 @@
+//! Which partitions are ours: takes them, holds them by a lease, reads them, and lets them go.
+//!
+//! One task per source does all of it. Claims wake it; it tells them through the shelf.
+//!
+//! # The lease of a partition
+//!
+//! A bucket has a key per partition whose value names the instance that holds it and the consumer that it reads. A value is only ever replaced by who knows its
+//! revision, so of two that want a partition one gets it. The holder writes the value again three times in the time of the lease. Whoever has not seen a new
+//! revision for the whole of it, by their own clock, may take the partition; the holder itself has stopped handing out by then, by its own clock, which began
+//! earlier: when it sent what the others have seen. An empty value is a partition that nobody holds.
+//!
+//! # Who reads how many
+//!
+//! An instance that asks for deliveries says so by a key of its own, under the same lease; each takes its share of the partitions, rounded up. One that has more lets
+//! some go: it hands out no more of them, waits until what was handed out is settled, and frees them. One that asks for nothing for a while frees all that it
+//! does not hold messages of.
+
+use std::collections::HashMap;
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_nats::jetstream::consumer::pull::{Config as PullConfig, Stream as Messages};
+use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, PullConsumer};
+use async_nats::jetstream::kv::{Operation, Store, UpdateErrorKind, Watch};
+use async_nats::jetstream::{self, kv, stream};
+use futures_util::StreamExt;
+use futures_util::future::join_all;
+use percent_encoding::percent_decode_str;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use super::source::{Handle, Shared, State};
+use super::{Failure, GROUP, NOT_BEFORE};
+use crate::source::shelf::Arrival;
+
+/// The server never takes a message back by itself: the lease of its partition decides. This is as good as never.
+const ACK_WAIT: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// How often the server says that it is still there while it has nothing for us.
+const HEARTBEAT: Duration = Duration::from_secs(2);
+
+/// How long one request for messages lasts.
+const PULL: Duration = Duration::from_secs(30);
+
+/// What is known of a key, from watching.
+struct Seen {
+    revision: u64,
+    /// Nothing if nobody holds it, or it was deleted.
+    value: Option<Tenant>,
+    /// When we saw this revision.
+    at: Instant,
+}
+
+/// What a value says.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+struct Tenant {
+    instance: String,
+    #[serde(default)]
+    consumer: String,
+}
+
+/// A partition that is ours.
+struct Owned {
+    tenant: Tenant,
+    revision: u64,
+    /// When the last value was sent that was written.
+    renewed: Instant,
+    reader: JoinHandle<()>,
+    /// The reader is gone: the partition has to be read from the start, by another consumer.
+    interrupted: bool,
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+/// A reader has ended: of this partition, with this consumer.
+type Interrupted = (usize, String);
+
+/// The task that keeps partitions.
+pub(super) struct Keeper {
+    shared: Arc<Shared>,
+    stream: stream::Stream,
+    bucket: Store,
+    instance: String,
+    seen: HashMap<String, Seen>,
+    owned: HashMap<usize, Owned>,
+    /// Our own key, while we ask for deliveries: when it was last written.
+    present: Option<Instant>,
+    /// What went wrong in this round, and whether anything went well.
+    trouble: Option<String>,
+    succeeded: bool,
+    interruptions: (mpsc::UnboundedSender<Interrupted>, mpsc::UnboundedReceiver<Interrupted>),
+}
+
+fn partition_key(number: usize) -> String {
+    format!("partition.{number}")
+}
+
+impl Keeper {
+    /// Finds the bucket, or makes it, and begins to watch it.
+    pub(super) async fn open(shared: Arc<Shared>, stream: stream::Stream) -> Result<(Self, Watch), Failure> {
+        let bucket = open_bucket(&shared).await?;
+        let watched = bucket.watch_with_history(">").await;
+        let watch = watched.map_err(|error| Failure::Absent(format!("cannot watch the leases: {error}")))?;
+        let instance = format!("{:016x}", fastrand::u64(..));
+        let keeper = Keeper {
+            shared,
+            stream,
+            bucket,
+            instance,
+            seen: HashMap::new(),
+            owned: HashMap::new(),
+            present: None,
+            trouble: None,
+            succeeded: false,
+            interruptions: mpsc::unbounded_channel(),
+        };
+        Ok((keeper, watch))
+    }
+
+    /// Keeps partitions until the source is closed.
+    pub(super) async fn run(mut self, mut watch: Watch) {
+        let lease = self.shared.settings.owner_lease;
+        let tick = (lease / 6).min(self.shared.settings.release_after / 2).max(Duration::from_millis(20));
+        let mut closing = self.shared.closing.subscribe();
+        // What is there already has to be known before anything is taken: a key that was not seen looks free.
+        self.catch_up().await;
+        self.sweep().await;
+        while !*closing.borrow() {
+            tokio::select! {
+                entry = watch.next() => self.note(entry, &mut watch).await,
+                interrupted = self.interruptions.1.recv() => self.interrupted(interrupted),
+                () = self.shared.wanted.notified() => {}
+                () = tokio::time::sleep(tick) => {}
+                _ = closing.changed() => break,
+            }
+            self.reconcile().await;
+        }
+        self.leave().await;
+    }
+
+    /// Instances leave their keys behind, marked as deleted; those who are there write theirs again.
+    async fn sweep(&self) {
+        let bucket = self.shared.settings.owners();
+        if let Ok(stream) = self.shared.context.get_stream(format!("KV_{bucket}")).await {
+            let _ = stream.purge().filter(format!("$KV.{bucket}.instance.>")).await;
+        }
+    }
+
+    /// Waits until every partition's key has been seen, or does not exist.
+    async fn catch_up(&mut self) {
+        let mut trouble = Duration::from_millis(100);
+        for number in 0..self.shared.partitions {
+            loop {
+                match self.bucket.entry(partition_key(number)).await {
+                    Ok(entry) => {
+                        entry.into_iter().for_each(|entry| self.see(&entry));
+                        break;
+                    }
+                    Err(error) => {
+                        self.shared.trouble(Some(format!("cannot read the leases: {error}")));
+                        tokio::time::sleep(trouble).await;
+                        trouble = (trouble * 2).min(Duration::from_secs(5));
+                    }
+                }
+            }
+        }
+        self.shared.trouble(None);
+    }
+
+    fn see(&mut self, entry: &kv::Entry) {
+        let known = self.seen.get(&entry.key).map_or(0, |seen| seen.revision);
+        if entry.revision <= known {
+            return;
+        }
+        let value = match entry.operation {
+            Operation::Put => serde_json::from_slice(&entry.value).ok(),
+            Operation::Delete | Operation::Purge => None,
+        };
+        let seen = Seen { revision: entry.revision, value, at: Instant::now() };
+        self.seen.insert(entry.key.clone(), seen);
+    }
+
+    /// Takes in what the watch says, and what else it has at once.
+    async fn note(&mut self, entry: Option<Result<kv::Entry, kv::WatcherError>>, watch: &mut Watch) {
+        match entry {
+            Some(Ok(entry)) => self.see(&entry),
+            Some(Err(_)) | None => {
+                // The watch is an ordered consumer that mends itself; if it has ended all the same it is begun again.
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                if let Ok(again) = self.bucket.watch_with_history(">").await {
+                    *watch = again;
+                }
+            }
+        }
+        while let Some(Some(Ok(entry))) = futures_util::FutureExt::now_or_never(watch.next()) {
+            self.see(&entry);
+        }
+    }
+
+    fn interrupted(&mut self, interrupted: Option<Interrupted>) {
+        let Some((number, consumer)) = interrupted else { return };
+        if let Some(owned) = self.owned.get_mut(&number).filter(|owned| owned.tenant.consumer == consumer) {
+            owned.interrupted = true;
+        }
+    }
+
+    // ── what is to be done ─────────────────────────────────────────────────────────────────────────────────────────
+
+    async fn reconcile(&mut self) {
+        let now = Instant::now();
+        let claiming = self.shared.is_claiming(now);
+        self.announce(claiming, now).await;
+        self.renew(now).await;
+        let share = claiming.then(|| self.share(now));
+        self.let_go(share).await;
+        self.take_over_again().await;
+        if let Some(share) = share {
+            self.take(share, now).await;
+        }
+        match (self.trouble.take(), std::mem::take(&mut self.succeeded)) {
+            (Some(trouble), _) => self.shared.trouble(Some(trouble)),
+            (None, true) => self.shared.trouble(None),
+            (None, false) => {}
+        }
+    }
+
+    /// Says that we ask for deliveries, or that we do not any more.
+    async fn announce(&mut self, claiming: bool, now: Instant) {
+        let key = format!("instance.{}", self.instance);
+        let due = self.present.is_none_or(|at| now - at >= self.shared.settings.owner_lease / 3);
+        if claiming && due {
+            let tenant = Tenant { instance: self.instance.clone(), consumer: String::new() };
+            match self.bucket.put(&key, written(&tenant)).await {
+                Ok(_) => (self.present, self.succeeded) = (Some(now), true),
+                Err(error) => self.trouble = Some(format!("cannot write to the leases: {error}")),
+            }
+        } else if !claiming && self.present.take().is_some() {
+            let _ = self.bucket.delete(&key).await;
+        }
+    }
+
+    /// How many partitions each of those who ask for deliveries should have.
+    fn share(&self, now: Instant) -> usize {
+        let lease = self.shared.settings.owner_lease;
+        let others = self.seen.iter().filter(|(key, seen)| {
+            let is_instance = key.strip_prefix("instance.").is_some_and(|name| name != self.instance);
+            is_instance && seen.value.is_some() && now - seen.at < lease
+        });
+        self.shared.partitions.div_ceil(others.count() + 1)
+    }
+
+    /// Writes the leases again that are due.
+    async fn renew(&mut self, now: Instant) {
+        let due = self.shared.settings.owner_lease / 3;
+        let due = self.owned.iter().filter(|(_, owned)| now - owned.renewed >= due);
+        let renewals = due.map(|(number, owned)| self.renew_one(*number, owned));
+        for (number, renewed) in join_all(renewals).await {
+            match renewed {
+                Renewed::Until(revision) => {
+                    self.succeeded = true;
+                    if let Some(owned) = self.owned.get_mut(&number) {
+                        (owned.revision, owned.renewed) = (revision, now);
+                    }
+                    self.shared.state().held_until(number, now + self.shared.settings.owner_lease);
+                }
+                Renewed::Lost => self.lose(number),
+                Renewed::Unknown(error) => self.trouble = Some(error),
+            }
+        }
+    }
+
+    async fn renew_one(&self, number: usize, owned: &Owned) -> (usize, Renewed) {
+        let key = partition_key(number);
+        let renewed = match self.bucket.update(&key, written(&owned.tenant), owned.revision).await {
+            Ok(revision) => Renewed::Until(revision),
+            Err(error) if error.kind() == UpdateErrorKind::WrongLastRevision => {
+                // An answer that was lost may have left us with an old revision.
+                match self.bucket.entry(&key).await {
+                    Ok(Some(entry)) if tenant(&entry).as_ref() == Some(&owned.tenant) => {
+                        Renewed::Until(entry.revision)
+                    }
+                    Ok(_) => Renewed::Lost,
+                    Err(error) => Renewed::Unknown(format!("cannot read the leases: {error}")),
+                }
+            }
+            Err(error) => Renewed::Unknown(format!("cannot renew the leases: {error}")),
+        };
+        (number, renewed)
+    }
+
+    /// A partition is somebody else's now.
+    fn lose(&mut self, number: usize) {
+        self.owned.remove(&number);
+        self.shared.state().lose(number);
+        self.shared.arrived.notify_waiters();
+    }
+
+    /// Frees what is beyond our share, as soon as nothing of it is claimed. Where nobody asks for anything, that is all.
+    async fn let_go(&mut self, share: Option<usize>) {
+        let surplus = self.owned.len().saturating_sub(share.unwrap_or(0));
+        let free = self.shared.state().let_go(self.owned.keys().copied().collect(), surplus, share.is_some());
+        for number in free {
+            self.release(number).await;
+        }
+    }
+
+    /// Tells the others that a partition is free, of which nothing is handed out any more.
+    async fn release(&mut self, number: usize) {
+        let Some(owned) = self.owned.remove(&number) else { return };
+        self.shared.state().lose(number);
+        // Without an answer the consumer stays, and the next one deletes it.
+        let _ = self.stream.delete_consumer(&owned.tenant.consumer).await;
+        if let Ok(revision) =
+            self.bucket.update(partition_key(number), Default::default(), owned.revision).await
+        {
+            let seen = Seen { revision, value: None, at: Instant::now() };
+            self.seen.insert(partition_key(number), seen);
+        }
+    }
+
+    /// Begins anew with partitions whose reader has ended.
+    async fn take_over_again(&mut self) {
+        let interrupted: Vec<usize> = {
+            let state = self.shared.state();
+            let anew = |(number, owned): &(&usize, &Owned)| owned.interrupted || state.is_torn(**number);
+            self.owned.iter().filter(anew).map(|(number, _)| *number).collect()
+        };
+        for number in interrupted {
+            let Some(owned) = self.owned.get(&number) else { continue };
+            let (revision, before) = (owned.revision, owned.tenant.consumer.clone());
+            match self.occupy(number, revision, Some(&before)).await {
+                Ok(owned) => {
+                    self.owned.insert(number, owned);
+                }
+                Err(Occupied::Taken) => self.lose(number),
+                Err(Occupied::Trouble(error)) => self.trouble = Some(error),
+            }
+        }
+    }
+
+    /// Takes partitions that nobody holds, up to our share.
+    async fn take(&mut self, share: usize, now: Instant) {
+        let lease = self.shared.settings.owner_lease;
+        for number in 0..self.shared.partitions {
+            if self.owned.len() >= share {
+                return;
+            }
+            let seen = self.seen.get(&partition_key(number));
+            let others = |tenant: &Tenant| tenant.instance != self.instance;
+            let held = |seen: &Seen| seen.value.as_ref().is_some_and(others) && now - seen.at < lease;
+            if self.owned.contains_key(&number) || seen.is_some_and(held) {
+                continue;
+            }
+            let revision = seen.map_or(0, |seen| seen.revision);
+            let before = seen.and_then(|seen| seen.value.as_ref()).map(|tenant| tenant.consumer.clone());
+            match self.occupy(number, revision, before.as_deref()).await {
+                Ok(owned) => {
+                    self.succeeded = true;
+                    self.owned.insert(number, owned);
+                }
+                // The watch will say whose it is; but a key that has gone says nothing.
+                Err(Occupied::Taken) => self.look_again(number).await,
+                Err(Occupied::Trouble(error)) => {
+                    self.trouble = Some(error);
+                    return;
+                }
+            }
+        }
+    }
+
+    async fn look_again(&mut self, number: usize) {
+        match self.bucket.entry(partition_key(number)).await {
+            Ok(Some(entry)) => self.see(&entry),
+            Ok(None) => drop(self.seen.remove(&partition_key(number))),
+            Err(_) => {}
+        }
+    }
+
+    /// Writes our name over a revision, and begins to read with a consumer of our own.
+    async fn occupy(&self, number: usize, over: u64, before: Option<&str>) -> Result<Owned, Occupied> {
+        let consumer = format!("laneway-{number}-{over}-{:08x}", fastrand::u32(..));
+        let tenant = Tenant { instance: self.instance.clone(), consumer: consumer.clone() };
+        let began = Instant::now();
+        let trouble =
+            |what: &str, error: &dyn std::fmt::Display| Occupied::Trouble(format!("{what}: {error}"));
+        let written = self.bucket.update(partition_key(number), written(&tenant), over).await;
+        let mut revision = written.map_err(|error| match error.kind() {
+            UpdateErrorKind::WrongLastRevision => Occupied::Taken,
+            _ => trouble("cannot take a partition", &error),
+        })?;
+        let (reader, pending) = match self.begin_reading(number, over, &consumer, before).await {
+            Ok(begun) => begun,
+            Err(error) => {
+                // So that somebody else, or we, can try at once.
+                let _ = self.bucket.update(partition_key(number), Default::default(), revision).await;
+                return Err(error);
+            }
+        };
+        if began.elapsed() >= self.shared.settings.owner_lease / 3 {
+            // It took so long that the others may not wait any longer.
+            let again = self.bucket.update(partition_key(number), self::written(&tenant), revision).await;
+            revision = again.map_err(|_| Occupied::Taken)?;
+        }
+        let until = began + self.shared.settings.owner_lease;
+        self.shared.state().gain(number, consumer.as_str().into(), until, pending);
+        let reading = read(Arc::clone(&self.shared), number, consumer, reader, self.interruptions.0.clone());
+        let reader = tokio::spawn(reading);
+        Ok(Owned { tenant, revision, renewed: began, reader, interrupted: false })
+    }
+
+    /// Makes our consumer in the place of those before, and says how many messages it will bring that are there now.
+    async fn begin_reading(
+        &self,
+        number: usize,
+        over: u64,
+        name: &str,
+        before: Option<&str>,
+    ) -> Result<(Messages, u64), Occupied> {
+        let trouble =
+            |what: &str, error: &dyn std::fmt::Display| Occupied::Trouble(format!("{what}: {error}"));
+        if let Some(before) = before.filter(|before| !before.is_empty()) {
+            let _ = self.stream.delete_consumer(before).await;
+        }
+        let config = PullConfig {
+            durable_name: Some(name.to_owned()),
+            deliver_policy: DeliverPolicy::All,
+            ack_policy: AckPolicy::Explicit,
+            ack_wait: ACK_WAIT,
+            max_deliver: -1,
+            max_ack_pending: self.shared.settings.window as i64,
+            filter_subject: self.shared.settings.partition_subject(number),
+            ..PullConfig::default()
+        };
+        let consumer: PullConsumer = match self.stream.create_consumer(config.clone()).await {
+            Ok(consumer) => consumer,
+            // Another one reads the partition: of somebody who was here before us, or has taken it since.
+            Err(_) => {
+                self.delete_older(number, over).await?;
+                let made = self.stream.create_consumer(config).await;
+                made.map_err(|error| trouble("cannot make a consumer", &error))?
+            }
+        };
+        let pending = consumer.cached_info().num_pending;
+        let messages = consumer
+            .stream()
+            .max_messages_per_batch(self.shared.settings.window.min(1_000))
+            .heartbeat(HEARTBEAT)
+            .expires(PULL)
+            .messages()
+            .await;
+        Ok((messages.map_err(|error| trouble("cannot read", &error))?, pending))
+    }
+
+    /// Deletes the consumers of a partition that are older than what we have written over. A newer one means that we are late.
+    async fn delete_older(&self, number: usize, over: u64) -> Result<(), Occupied> {
+        let prefix = format!("laneway-{number}-");
+        let mut names = self.stream.consumer_names();
+        while let Some(name) = names.next().await {
+            let name =
+                name.map_err(|error| Occupied::Trouble(format!("cannot list the consumers: {error}")))?;
+            let Some(rest) = name.strip_prefix(&prefix) else { continue };
+            let age: u64 = rest.split('-').next().and_then(|age| age.parse().ok()).unwrap_or(0);
+            if age > over {
+                return Err(Occupied::Taken);
+            }
+            let _ = self.stream.delete_consumer(&name).await;
+        }
+        Ok(())
+    }
+
+    /// Frees everything: the source is closed.
+    async fn leave(mut self) {
+        let numbers: Vec<usize> = self.owned.keys().copied().collect();
+        for number in numbers {
+            self.release(number).await;
+        }
+        self.announce(false, Instant::now()).await;
+        self.shared.left.send_replace(true);
+    }
+}
+
+enum Renewed {
+    Until(u64),
+    Lost,
+    Unknown(String),
+}
+
+/// Why a partition was not taken.
+enum Occupied {
+    /// Somebody else was faster.
+    Taken,
+    Trouble(String),
+}
+
+fn written(tenant: &Tenant) -> bytes::Bytes {
+    serde_json::to_vec(tenant).expect("a tenant is JSON").into()
+}
+
+fn tenant(entry: &kv::Entry) -> Option<Tenant> {
+    serde_json::from_slice(&entry.value).ok()
+}
+
+async fn open_bucket(shared: &Shared) -> Result<Store, Failure> {
+    let (settings, context) = (&shared.settings, &shared.context);
+    let bucket = settings.owners();
+    // Made as a stream, which is what a bucket is: the client's own way asks for the account first, in words that servers before 2.10 do not know.
+    let config = || stream::Config {
+        name: format!("KV_{bucket}"),
+        description: Some("who reads which partition".to_owned()),
+        subjects: vec![format!("$KV.{bucket}.>")],
+        max_messages_per_subject: 1,
+        discard: stream::DiscardPolicy::New,
+        allow_rollup: true,
+        deny_delete: true,
+        num_replicas: settings.replicas,
+        ..stream::Config::default()
+    };
+    settings.find_or_make(context, &format!("KV_{bucket}"), config).await?;
+    let opened = context.get_key_value(&bucket).await;
+    opened.map_err(|error| Failure::Absent(format!("cannot open the bucket {bucket}: {error}")))
+}
+
+// ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+/// Puts what a consumer brings on the shelf, until something is missing.
+async fn read(
+    shared: Arc<Shared>,
+    number: usize,
+    consumer: String,
+    mut messages: Messages,
+    interruptions: mpsc::UnboundedSender<Interrupted>,
+) {
+    let name: Arc<str> = consumer.as_str().into();
+    let mut expected = 1;
+    while let Some(Ok(message)) = messages.next().await {
+        let Some(arrival) = arrival(&message, &name, number, expected) else { break };
+        expected += 1;
+        if !shared.state().put(number, &name, arrival, expected) {
+            return;
+        }
+        shared.arrived.notify_waiters();
+    }
+    let _ = interruptions.send((number, consumer));
+}
+
+/// A message as the shelf takes it. Nothing, if it is not the one that has to come next.
+fn arrival(
+    message: &jetstream::Message,
+    consumer: &Arc<str>,
+    partition: usize,
+    expected: u64,
+) -> Option<Arrival<Handle>> {
+    let info = message.info().ok()?;
+    if info.consumer_sequence != expected || info.delivered != 1 {
+        return None;
+    }
+    let header = |name: &str| message.headers.as_ref()?.get(name).map(|value| value.as_str().to_owned());
+    let group = header(GROUP).map(|group| Arc::from(&*percent_decode_str(&group).decode_utf8_lossy()));
+    let not_before = header(NOT_BEFORE).and_then(|millis| millis.parse().ok()).and_then(from_now);
+    Some(Arrival {
+        id: info.stream_sequence,
+        group,
+        text: message.payload.to_vec().into(),
+        earlier: 0,
+        not_before,
+        handle: Handle { reply: message.reply.clone()?, consumer: Arc::clone(consumer), partition },
+    })
+}
+
+/// A time of the calendar, by our clock. Nothing if it is past.
+fn from_now(millis: u64) -> Option<Instant> {
+    let time = std::time::UNIX_EPOCH.checked_add(Duration::from_millis(millis))?;
+    let left = time.duration_since(std::time::SystemTime::now()).ok()?;
+    // A delay of years is a mistake; what cannot be added is not waited for.
+    Instant::now().checked_add(left.min(Duration::from_secs(365 * 24 * 3600)))
+}
+
+impl Shared {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,587 @@
+//! NATS JetStream: a work queue in partitions, each read by one instance at a time.
+//!
+//! ```text
+//!  sink ── group's hash ──► orders.0 ─┐                        ┌─ partitions 0, 2: instance A ─► shelf ─► router
+//!                           orders.1  ├─ one stream, work queue ┤
+//!                           orders.2 ─┘                        └─ partition 1:     instance B ─► shelf ─► router
+//! ```
+//!
+//! A group's hash picks its partition, which is a subject of the stream. One durable pull consumer per partition hands out what is in it, in the order of
+//! the stream, and acknowledging a message removes it. [`keeper`] sees to it that each partition is read by one instance, which holds it by a lease in a bucket of
+//! keys and values; [`source`] is what the router reads; [`sink`] publishes.
+//!
+//! # Why order holds across instances
+//!
+//! 1. Within one instance, what is read is put on a [`Shelf`](super::shelf): what the router gives back, or holds for too long, stays there in its place. The broker
+//!    never hears of it, because a message that JetStream takes back lets its successors pass.
+//! 2. An instance that takes a partition over never continues with the consumer of the one before: it deletes it and makes its own, which begins with the
+//!    oldest message that was not acknowledged. So nothing is missing in front of what it reads.
+//! 3. Deleting the consumer is also the fence: whoever held the partition before can acknowledge nothing any more, since the subject that it would have to tell
+//!    belongs to a consumer that is gone.
+//! 4. A message that is lost on its way here (a connection that breaks, a server that restarts) would be handed out again only after its successors. So the
+//!    consumer's own numbers are watched: one that is missing makes the instance begin again with a new consumer, as in 2.
+//!
+//! # What an acknowledgement means
+//!
+//! Every acknowledgement waits for the server's answer. But a server that answers has not written to its disk: with its defaults it does so every two minutes. See
+//! `docs/guide/brokers.md`.
+
+mod keeper;
+mod sink;
+mod source;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_nats::jetstream::stream::{DiscardPolicy, RetentionPolicy, StorageType};
+use async_nats::jetstream::{self, stream};
+use async_nats::{ConnectErrorKind, ConnectOptions};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use laneway_config::Section;
+
+use super::broker::{Broker, Examination, Finding, Role};
+use super::sink::{Sink, SinkError};
+use super::{Source, SourceError};
+use crate::message::{MESSAGE_BYTES_MAX, Secret};
+use crate::pool::Ungrouped;
+
+pub use self::source::{NatsSource, Resting};
+
+/// What it is called.
+const KIND: &str = "nats";
+
+/// How long a request to the server may take.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// More partitions than anybody has instances for.
+const PARTITIONS_MAX: u64 = 256;
+
+/// The group of a message, percent-encoded.
+const GROUP: &str = "Laneway-Group";
+
+/// When a message may be handed out, in milliseconds since 1970.
+const NOT_BEFORE: &str = "Laneway-Not-Before";
+
+/// Why a message rests among the dead letters, or in quarantine.
+const REASON: &str = "Laneway-Reason";
+
+/// Settings of a source or a sink.
+#[derive(Clone, PartialEq)]
+pub struct Settings {
+    /// Where the servers are.
+    pub url: String,
+    /// Who we are.
+    pub credentials: Credentials,
+    /// Files with certificates that are trusted beside those of the system.
+    pub trusted_certificates: Vec<String>,
+    /// The stream.
+    pub stream: String,
+    /// What its subjects begin with.
+    pub subject: String,
+    /// How many partitions a stream gets that is made.
+    pub partitions: usize,
+    /// Whether what is missing is made.
+    pub create: bool,
+    /// How many servers keep a copy, of a stream that is made.
+    pub replicas: usize,
+    /// For how long a stream that is made recognises copies.
+    pub deduplication_window: Duration,
+    /// How many messages of a partition are held here, at most.
+    pub window: usize,
+    /// For how long a partition is an instance's that cannot be heard of.
+    pub owner_lease: Duration,
+    /// How long a partition is kept that nobody asks for.
+    pub release_after: Duration,
+    /// What messages without a group are to each other.
+    pub ungrouped: Ungrouped,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            url: "nats://127.0.0.1:4222".to_owned(),
+            credentials: Credentials::None,
+            trusted_certificates: Vec::new(),
+            stream: String::new(),
+            subject: String::new(),
+            partitions: 8,
+            create: true,
+            replicas: 1,
+            deduplication_window: Duration::from_secs(300),
+            window: 512,
+            owner_lease: Duration::from_secs(10),
+            release_after: Duration::from_secs(1),
+            ungrouped: Ungrouped::Serial,
+        }
+    }
+}
+
+impl fmt::Debug for Settings {
+    /// The URL may have a password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("nats::Settings")
+            .field("url", &without_user(&self.url))
+            .field("stream", &self.stream)
+            .field("subject", &self.subject)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How the server knows us.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Credentials {
+    /// It does not, or the URL says.
+    None,
+    /// By name and password.
+    Password(String, Secret),
+    /// By a token.
+    Token(Secret),
+}
+
+/// A URL without the part in front of its host.
+fn without_user(url: &str) -> String {
+    let one = |url: &str| match url.split_once("://") {
+        Some((scheme, rest)) => format!("{scheme}://{}", rest.rsplit('@').next().unwrap_or_default()),
+        None => url.rsplit('@').next().unwrap_or_default().to_owned(),
+    };
+    url.split(',').map(one).collect::<Vec<_>>().join(",")
+}
+
+/// Reads a section of `laneway.sources` or `laneway.sinks`.
+pub(super) fn read(s: &mut Section<'_>, role: Role) -> Arc<dyn Broker> {
+    let mut settings = Settings { url: s.text("url"), stream: s.text("stream"), ..Settings::default() };
+    settings.subject =
+        s.optional("subject", |s| s.text("subject")).unwrap_or_else(|| settings.stream.clone());
+    check_names(&settings).into_iter().for_each(|(key, what)| s.problem(key, what));
+    let user = s.optional("user", |s| s.text("user"));
+    let password = s.optional("password", |s| s.text("password"));
+    let token = s.optional("token", |s| s.text("token"));
+    settings.credentials = match (user, password, token) {
+        (None, None, None) => Credentials::None,
+        (Some(user), Some(password), None) => Credentials::Password(user, Secret::new(password)),
+        (None, None, Some(token)) => Credentials::Token(Secret::new(token)),
+        _ => {
+            s.problem("user", "must be there together with password, and without token");
+            Credentials::None
+        }
+    };
+    if let Some(files) = s.optional("trusted-certificates", |s| s.texts("trusted-certificates")) {
+        settings.trusted_certificates = files;
+    }
+    if let Some(create) = s.optional("create", |s| s.flag("create")) {
+        settings.create = create;
+    }
+    if let Some(number) = s.optional("partitions", |s| s.integer("partitions", 1..=PARTITIONS_MAX)) {
+        settings.partitions = number as usize;
+    }
+    if let Some(number) = s.optional("replicas", |s| s.integer("replicas", 1..=5)) {
+        settings.replicas = number as usize;
+    }
+    let day = Duration::from_secs(24 * 3600);
+    let window = s.optional("deduplication-window", |s| {
+        s.duration("deduplication-window", Duration::from_millis(100)..=day)
+    });
+    settings.deduplication_window = window.unwrap_or(settings.deduplication_window);
+    if role == Role::Source {
+        read_source(s, &mut settings);
+    }
+    Arc::new(settings)
+}
+
+/// What only a source has.
+fn read_source(s: &mut Section<'_>, settings: &mut Settings) {
+    if let Some(window) = s.optional("window", |s| s.integer("window", 1..=100_000)) {
+        settings.window = window as usize;
+    }
+    let hour = Duration::from_secs(3600);
+    let lease = s.optional("owner-lease", |s| s.duration("owner-lease", Duration::from_millis(500)..=hour));
+    settings.owner_lease = lease.unwrap_or(settings.owner_lease);
+    let release =
+        s.optional("release-after", |s| s.duration("release-after", Duration::from_millis(50)..=hour));
+    settings.release_after = release.unwrap_or(settings.release_after);
+    let choices = [("serial", Ungrouped::Serial), ("unordered", Ungrouped::Unordered)];
+    if let Some(ungrouped) = s.optional("ungrouped", |s| s.one_of("ungrouped", &choices)) {
+        settings.ungrouped = ungrouped;
+    }
+}
+
+/// What is wrong with the names, by key.
+fn check_names(settings: &Settings) -> Vec<(&'static str, &'static str)> {
+    let plain = |name: &str, also: &str| {
+        !name.is_empty()
+            && name.len() <= 128
+            && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c) || also.contains(c))
+    };
+    let mut problems = Vec::new();
+    if !plain(&settings.stream, "") {
+        problems.push(("stream", "must be a name of letters, digits, - and _"));
+    } else if !plain(&settings.subject, ".") || settings.subject.split('.').any(str::is_empty) {
+        problems.push(("subject", "must be words of letters, digits, - and _, with dots between"));
+    }
+    problems
+}
+
+/// `nats://[user:password@]host:port/STREAM`, with `?subject=` if it is not that of the stream.
+pub(super) fn from_url(url: &str) -> Result<Arc<dyn Broker>, String> {
+    const RIGHT: &str =
+        "nats://host:4222/STREAM would be right, with ?subject=… where it is not the name of the stream";
+    let (server, query) = url.split_once('?').unwrap_or((url, ""));
+    let (scheme, rest) = server.split_once("://").ok_or(RIGHT)?;
+    let (authority, stream) = rest.split_once('/').ok_or(RIGHT)?;
+    let mut settings = Settings {
+        url: format!("{scheme}://{authority}"),
+        stream: stream.to_owned(),
+        subject: stream.to_owned(),
+        ..Settings::default()
+    };
+    for (key, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
+        match key {
+            "subject" => settings.subject = value.to_owned(),
+            _ => return Err(format!("there is no {key:?}; {RIGHT}")),
+        }
+    }
+    match check_names(&settings).first() {
+        Some((key, what)) => Err(format!("the {key} {what}; {RIGHT}")),
+        None => Ok(Arc::new(settings)),
+    }
+}
+
+// ── what is at the server ─────────────────────────────────────────────────────────────────────────────────────────────
+
+/// Why something could not be opened.
+enum Failure {
+    /// Perhaps later.
+    Absent(String),
+    /// Somebody has to do something.
+    Wrong(String),
+}
+
+impl From<Failure> for SourceError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Absent(what) => SourceError::Unavailable(what),
+            Failure::Wrong(what) => SourceError::Broken(what),
+        }
+    }
+}
+
+impl From<Failure> for SinkError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Absent(what) => SinkError::Unavailable(what),
+            Failure::Wrong(what) => SinkError::Broken(what),
+        }
+    }
+}
+
+impl Settings {
+    /// The stream of dead letters.
+    fn dead(&self) -> String {
+        format!("{}-dead", self.stream)
+    }
+
+    /// The stream of what could not be read.
+    fn quarantine(&self) -> String {
+        format!("{}-quarantine", self.stream)
+    }
+
+    /// The bucket of leases.
+    fn owners(&self) -> String {
+        format!("{}-owners", self.stream)
+    }
+
+    fn partition_subject(&self, number: usize) -> String {
+        format!("{}.{number}", self.subject)
+    }
+
+    fn stream_config(&self) -> stream::Config {
+        stream::Config {
+            name: self.stream.clone(),
+            subjects: (0..self.partitions).map(|number| self.partition_subject(number)).collect(),
+            retention: RetentionPolicy::WorkQueue,
+            // A full queue refuses; it does not forget.
+            discard: DiscardPolicy::New,
+            storage: StorageType::File,
+            num_replicas: self.replicas,
+            duplicate_window: self.deduplication_window,
+            ..stream::Config::default()
+        }
+    }
+
+    /// A stream for what came to rest.
+    fn resting_config(&self, name: String, word: &str) -> stream::Config {
+        stream::Config {
+            name,
+            subjects: vec![format!("{}.{word}", self.subject)],
+            retention: RetentionPolicy::Limits,
+            discard: DiscardPolicy::New,
+            storage: StorageType::File,
+            num_replicas: self.replicas,
+            ..stream::Config::default()
+        }
+    }
+
+    async fn connect(&self, name: &str) -> Result<jetstream::Context, Failure> {
+        let mut options = ConnectOptions::new()
+            .name(format!("laneway {name}"))
+            .connection_timeout(TIMEOUT)
+            .request_timeout(Some(TIMEOUT))
+            .ping_interval(Duration::from_secs(5))
+            // A client that gives up would have to be made again; one that tries too often is a burden.
+            .reconnect_delay_callback(|attempts| {
+                Duration::from_millis(100).saturating_mul(attempts.min(50) as u32)
+            });
+        options = match &self.credentials {
+            Credentials::None => options,
+            Credentials::Password(user, password) => {
+                options.user_and_password(user.clone(), password.expose().to_owned())
+            }
+            Credentials::Token(token) => options.token(token.expose().to_owned()),
+        };
+        for file in &self.trusted_certificates {
+            options = options.add_root_certificates(file.into());
+        }
+        let servers: Vec<&str> = self.url.split(',').map(str::trim).collect();
+        let client = options.connect(servers).await.map_err(|error| {
+            let place = without_user(&self.url);
+            match error.kind() {
+                ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => {
+                    Failure::Wrong(format!("{place} does not let us in: check user and password, or token"))
+                }
+                ConnectErrorKind::ServerParse => {
+                    Failure::Wrong(format!("{place} is no address of a NATS server"))
+                }
+                _ => Failure::Absent(format!("cannot connect to {place}: {error}")),
+            }
+        })?;
+        let mut context = jetstream::new(client);
+        context.set_timeout(TIMEOUT);
+        Ok(context)
+    }
+
+    /// Finds the stream, or makes it, and counts its partitions.
+    async fn stream(&self, context: &jetstream::Context) -> Result<(stream::Stream, usize), Failure> {
+        let stream = self.find_or_make(context, &self.stream, || self.stream_config()).await?;
+        let config = &stream.cached_info().config;
+        if config.retention != RetentionPolicy::WorkQueue {
+            return Err(Failure::Wrong(format!(
+                "the stream {} keeps messages by {:?}; it must be a work queue, so that what is acknowledged is gone: `nats stream edit` cannot change that, make another one",
+                self.stream, config.retention
+            )));
+        }
+        let partitions = self.partitions_of(config).map_err(Failure::Wrong)?;
+        Ok((stream, partitions))
+    }
+
+    /// How many partitions a stream has: as many as it has subjects, from 0 on.
+    fn partitions_of(&self, config: &stream::Config) -> Result<usize, String> {
+        let count = config.subjects.len();
+        let is_there = |number: usize| config.subjects.contains(&self.partition_subject(number));
+        match count > 0 && (0..count).all(is_there) {
+            true => Ok(count),
+            false => Err(format!(
+                "the stream {} has the subjects {}; it must have {}, {} and so on, one for each partition, and no others",
+                self.stream,
+                config.subjects.join(", "),
+                self.partition_subject(0),
+                self.partition_subject(1),
+            )),
+        }
+    }
+
+    async fn find_or_make(
+        &self,
+        context: &jetstream::Context,
+        name: &str,
+        config: impl FnOnce() -> stream::Config,
+    ) -> Result<stream::Stream, Failure> {
+        use jetstream::context::GetStreamErrorKind;
+        match context.get_stream(name).await {
+            Ok(stream) => Ok(stream),
+            Err(error) => match error.kind() {
+                GetStreamErrorKind::JetStream(told)
+                    if told.error_code() == jetstream::ErrorCode::STREAM_NOT_FOUND =>
+                {
+                    if !self.create {
+                        let mend = "make it, or set create = true";
+                        return Err(Failure::Wrong(format!("there is no stream {name}: {mend}")));
+                    }
+                    context.create_stream(config()).await.map_err(|error| {
+                        Failure::Wrong(format!("the stream {name} is not there and cannot be made: {error}"))
+                    })
+                }
+                GetStreamErrorKind::JetStream(told) => {
+                    Err(Failure::Wrong(format!("cannot look for the stream {name}: {told}")))
+                }
+                _ => Err(Failure::Absent(format!("cannot look for the stream {name}: {error}"))),
+            },
+        }
+    }
+}
+
+/// The partition of a group. The same for every version and every machine, so it is written down here: FNV-1a, 64 bits.
+fn partition_of(group: Option<&str>, partitions: usize) -> usize {
+    let Some(group) = group else { return 0 };
+    let hash = group.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    (hash % partitions as u64) as usize
+}
+
+impl Broker for Settings {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn open_source(&self, name: Arc<str>) -> BoxFuture<'_, Result<Arc<dyn Source>, SourceError>> {
+        async move { Ok(Arc::new(NatsSource::open(name, self.clone()).await?) as Arc<dyn Source>) }.boxed()
+    }
+
+    fn open_sink(&self, name: Arc<str>) -> BoxFuture<'_, Result<Arc<dyn Sink>, SinkError>> {
+        async move { Ok(Arc::new(sink::NatsSink::open(name, self.clone()).await?) as Arc<dyn Sink>) }.boxed()
+    }
+
+    fn examine<'a>(&'a self, examination: &'a Examination) -> BoxFuture<'a, Vec<Finding>> {
+        self.examined(examination).boxed()
+    }
+}
+
+impl Settings {
+    async fn examined(&self, examination: &Examination) -> Vec<Finding> {
+        let context = match self.connect("doctor").await {
+            Ok(context) => context,
+            Err(Failure::Absent(what)) => {
+                return vec![Finding::error(what, "start the server, or correct url")];
+            }
+            Err(Failure::Wrong(what)) => {
+                return vec![Finding::error(what, "correct url, user and password, or token")];
+            }
+        };
+        let info = context.client().server_info();
+        let mut found =
+            vec![Finding::fine(format!("{} answers, version {}", without_user(&self.url), info.version))];
+        if info.max_payload < MESSAGE_BYTES_MAX {
+            found.push(Finding::warning(
+                format!(
+                    "the server takes messages of {} bytes; a message may have {MESSAGE_BYTES_MAX}",
+                    info.max_payload
+                ),
+                format!(
+                    "max_payload: {MESSAGE_BYTES_MAX} in the server's configuration, or send smaller ones"
+                ),
+            ));
+        }
+        let asked = context.client().request("$JS.API.INFO", Default::default()).await;
+        let refused = |answer: &async_nats::Message| {
+            let answer: serde_json::Value = serde_json::from_slice(&answer.payload).unwrap_or_default();
+            answer["error"]["description"].as_str().map(str::to_owned)
+        };
+        let trouble = asked.map_or_else(|error| Some(error.to_string()), |answer| refused(&answer));
+        if let Some(trouble) = trouble {
+            found.push(Finding::error(
+                format!("JetStream does not answer: {trouble}"),
+                "start the server with -js, or allow JetStream for this account",
+            ));
+            return found;
+        }
+        self.examine_streams(&context, examination, &mut found).await;
+        found
+    }
+
+    async fn examine_streams(
+        &self,
+        context: &jetstream::Context,
+        examination: &Examination,
+        found: &mut Vec<Finding>,
+    ) {
+        let Ok(stream) = context.get_stream(&self.stream).await else {
+            found.push(match self.create {
+                true => Finding::fine(format!("there is no stream {}; it will be made", self.stream)),
+                false => Finding::error(
+                    format!("there is no stream {}", self.stream),
+                    "make it, or set create = true",
+                ),
+            });
+            return;
+        };
+        let config = &stream.cached_info().config;
+        match self.partitions_of(config) {
+            Ok(number) if number != self.partitions => found.push(Finding::warning(
+                format!("the stream has {number} partitions, the configuration says {}", self.partitions),
+                format!("partitions = {number}: those of a stream that is there are not changed, since groups would move"),
+            )),
+            Ok(number) => found.push(Finding::fine(format!("{number} partitions, each read by one instance"))),
+            Err(what) => found.push(Finding::error(what, "make a stream with these subjects, or another subject")),
+        }
+        if config.retention != RetentionPolicy::WorkQueue {
+            found.push(Finding::error(
+                format!("the stream keeps messages by {:?}", config.retention),
+                "make it a work queue: otherwise what is done comes again when another instance takes over",
+            ));
+        }
+        if config.storage != StorageType::File {
+            found.push(Finding::warning(
+                "the stream is in memory: it is lost when its server ends",
+                "storage: file",
+            ));
+        }
+        if config.discard != DiscardPolicy::New && (config.max_messages > 0 || config.max_bytes > 0) {
+            found.push(Finding::error("a full stream forgets its oldest messages", "discard: new"));
+        }
+        if !config.max_age.is_zero() {
+            found.push(Finding::warning(
+                format!("messages are forgotten after {:?}, read or not", config.max_age),
+                "max_age: 0",
+            ));
+        }
+        if config.num_replicas == 1 {
+            found.push(Finding::warning(
+                "one server has the only copy; an acknowledgement is on its disk two minutes later, unless sync_interval says otherwise",
+                "jetstream { sync_interval: always } in the server's configuration, or replicas = 3 in a cluster",
+            ));
+        }
+        if examination.role == Role::Source && self.owner_lease < Duration::from_secs(3) {
+            found.push(Finding::warning(
+                format!(
+                    "a partition changes hands when its instance is not heard of for {:?}",
+                    self.owner_lease
+                ),
+                "owner-lease = 10 s: a short pause of the network should not move partitions",
+            ));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_names_server_stream_and_subject() {
+        let parsed = from_url("nats://me:hush@host:1/orders?subject=a.b").unwrap();
+        let shown = format!("{parsed:?}");
+        assert!(
+            shown.contains("\"nats://host:1\"") && shown.contains("\"a.b\"") && !shown.contains("hush"),
+            "{shown}"
+        );
+        for bad in [
+            "nats://host",
+            "nats://host/",
+            "nats://host/a b",
+            "nats://host/a?x=1",
+            "nats://host/a?subject=a..b",
+        ] {
+            assert!(from_url(bad).unwrap_err().contains("would be right"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_group_keeps_its_partition_for_ever() {
+        let of = |group: &str| partition_of(Some(group), 8);
+        // Written down: a change would send the next message of a group past those that wait in its old partition.
+        assert_eq!(["a", "b", "order-7", "é"].map(of), [4, 7, 5, 0]);
+        assert_eq!(partition_of(None, 8), 0);
+    }
+}

@@ -1,0 +1,582 @@
+//! What the router reads: claims from the shelf, settles at the server.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_nats::client::{Client, RequestErrorKind};
+use async_nats::connection;
+use async_nats::header::NATS_MESSAGE_ID;
+use async_nats::jetstream::{self, stream};
+use async_nats::{HeaderMap, Subject};
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, join_all};
+use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+
+use super::keeper::Keeper;
+use super::{GROUP, KIND, REASON, Settings, TIMEOUT, partition_of};
+use crate::source::shelf::{Arrival, Shelf};
+use crate::source::{Delivery, DeliveryId, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
+
+/// How long a settlement waits for a partition that is being read anew, so that it can be told.
+const ANEW: Duration = Duration::from_secs(5);
+
+/// How long the keeper may take to free what it holds, when the source is closed.
+const FAREWELL: Duration = Duration::from_secs(3);
+
+/// What settles a message at the server.
+#[derive(Clone, Debug)]
+pub(super) struct Handle {
+    pub(super) reply: Subject,
+    pub(super) consumer: Arc<str>,
+    pub(super) partition: usize,
+}
+
+/// What the parts of a source share.
+pub(super) struct Shared {
+    pub(super) context: jetstream::Context,
+    pub(super) settings: Settings,
+    pub(super) partitions: usize,
+    pub(super) state: Mutex<State>,
+    /// Told when there may be something to claim.
+    pub(super) arrived: Notify,
+    /// Told when somebody wants to claim.
+    pub(super) wanted: Notify,
+    pub(super) closing: watch::Sender<bool>,
+    /// The keeper has freed everything.
+    pub(super) left: watch::Sender<bool>,
+    claims: AtomicUsize,
+    asked: Mutex<Option<Instant>>,
+    trouble: Mutex<Option<String>>,
+}
+
+/// The shelf, and the partitions that it is filled from.
+pub(super) struct State {
+    shelf: Shelf<Handle>,
+    tenancies: HashMap<usize, Tenancy>,
+}
+
+/// A partition that is ours.
+struct Tenancy {
+    consumer: Arc<str>,
+    /// Nothing is handed out of it after this.
+    until: Instant,
+    /// It is to be freed: nothing more is handed out of it.
+    draining: bool,
+    /// Some of it was taken off the shelf while nothing might be handed out: it has to be read anew.
+    torn: bool,
+    /// So many messages were there when we began; once they have come, whatever else we hold of the partition is gone at the server.
+    first: u64,
+    swept: bool,
+}
+
+impl State {
+    /// A partition is ours, or ours again with another consumer.
+    pub(super) fn gain(&mut self, number: usize, consumer: Arc<str>, until: Instant, first: u64) {
+        let tenancy = Tenancy { consumer, until, draining: false, torn: false, first, swept: false };
+        self.tenancies.insert(number, tenancy);
+        self.sweep(number, 1);
+    }
+
+    pub(super) fn held_until(&mut self, number: usize, until: Instant) {
+        if let Some(tenancy) = self.tenancies.get_mut(&number) {
+            tenancy.until = until;
+        }
+    }
+
+    /// A partition is not ours any more: its receipts are stale.
+    pub(super) fn lose(&mut self, number: usize) {
+        self.tenancies.remove(&number);
+        self.shelf.remove_if(|handle, _| handle.partition == number);
+    }
+
+    /// Chooses so many partitions to free, those first of which nothing is claimed. Such a one is not ours any more when this comes back; the others give nothing out
+    /// until they can be freed too, unless nobody asks for anything anyway.
+    pub(super) fn let_go(&mut self, mut owned: Vec<usize>, surplus: usize, drain: bool) -> Vec<usize> {
+        self.shelf.expire(Instant::now());
+        let claimed: HashSet<usize> = self.shelf.claimed().map(|handle| handle.partition).collect();
+        owned.sort_by_key(|number| (claimed.contains(number), *number));
+        for (place, number) in owned.iter().enumerate() {
+            if let Some(tenancy) = self.tenancies.get_mut(number) {
+                tenancy.draining = drain && place < surplus;
+            }
+        }
+        owned.truncate(surplus);
+        owned.retain(|number| !claimed.contains(number));
+        owned.iter().for_each(|number| self.lose(*number));
+        owned
+    }
+
+    /// Puts a message on the shelf. False if the partition is not read by this consumer any more.
+    pub(super) fn put(
+        &mut self,
+        number: usize,
+        consumer: &Arc<str>,
+        arrival: Arrival<Handle>,
+        next: u64,
+    ) -> bool {
+        if self.tenancies.get(&number).is_none_or(|it| it.consumer != *consumer || it.torn) {
+            return false;
+        }
+        self.shelf.put(arrival, Instant::now());
+        self.sweep(number, next);
+        true
+    }
+
+    /// Once everything has come that was there, what has not come is gone: it was acknowledged, and the answer was lost.
+    fn sweep(&mut self, number: usize, next: u64) {
+        let Some(tenancy) = self.tenancies.get_mut(&number) else { return };
+        if !tenancy.swept && next > tenancy.first {
+            tenancy.swept = true;
+            let consumer = Arc::clone(&tenancy.consumer);
+            self.shelf.remove_if(|handle, _| handle.partition == number && handle.consumer != consumer);
+        }
+    }
+
+    fn claim(&mut self, wants: Wants, now: Instant) -> Vec<Delivery> {
+        let mut has_torn = false;
+        for tenancy in self.tenancies.values_mut() {
+            tenancy.torn |= tenancy.draining || tenancy.until <= now;
+            has_torn |= tenancy.torn;
+        }
+        if has_torn {
+            self.shelf.expire(now);
+            let tenancies = &self.tenancies;
+            let is_torn = |partition: &usize| tenancies.get(partition).is_some_and(|tenancy| tenancy.torn);
+            self.shelf.remove_if(|handle, claimed| !claimed && is_torn(&handle.partition));
+        }
+        self.shelf.claim(wants.most, wants.lease, now)
+    }
+
+    /// Whether a partition has to be read anew before anything is handed out of it.
+    pub(super) fn is_torn(&self, number: usize) -> bool {
+        self.tenancies.get(&number).is_some_and(|tenancy| tenancy.torn && !tenancy.draining)
+    }
+
+    fn extend(&mut self, receipt: &Receipt, lease: Duration, now: Instant) -> Settled {
+        let holds = self.shelf.handle_of(receipt).is_some_and(|handle| {
+            self.tenancies.get(&handle.partition).is_some_and(|tenancy| tenancy.until > now)
+        });
+        if holds { self.shelf.extend(receipt, lease, now) } else { Settled::Stale }
+    }
+}
+
+impl Shared {
+    /// Whether somebody asks for deliveries, or has until a moment ago.
+    pub(super) fn is_claiming(&self, now: Instant) -> bool {
+        let asked = *self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        // While there is trouble, the router waits longer before it asks again.
+        let patience = match self.trouble_text() {
+            Some(_) => self.settings.release_after.max(Duration::from_secs(15)),
+            None => self.settings.release_after,
+        };
+        self.claims.load(SeqCst) > 0 || asked.is_some_and(|asked| now - asked < patience)
+    }
+
+    pub(super) fn trouble(&self, trouble: Option<String>) {
+        let mut now = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = trouble.is_some() && now.is_none();
+        *now = trouble;
+        drop(now);
+        if is_new {
+            self.arrived.notify_waiters();
+        }
+    }
+
+    fn trouble_text(&self) -> Option<String> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn client(&self) -> Client {
+        self.context.client()
+    }
+
+    /// Why nothing can be had now, if so.
+    fn absence(&self) -> Option<SourceError> {
+        if self.client().connection_state() == connection::State::Disconnected {
+            return Some(SourceError::Unavailable("the server does not answer".to_owned()));
+        }
+        self.trouble_text().map(SourceError::Unavailable)
+    }
+}
+
+/// Counts a claim for as long as it waits.
+struct Asking<'a>(&'a Shared);
+
+impl<'a> Asking<'a> {
+    fn begin(shared: &'a Shared) -> Self {
+        shared.claims.fetch_add(1, SeqCst);
+        shared.wanted.notify_one();
+        Asking(shared)
+    }
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        *self.0.asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        self.0.claims.fetch_sub(1, SeqCst);
+    }
+}
+
+/// A source of messages in a stream.
+pub struct NatsSource {
+    name: Arc<str>,
+    shared: Arc<Shared>,
+    dead: stream::Stream,
+    quarantine: stream::Stream,
+    main: stream::Stream,
+}
+
+impl std::fmt::Debug for NatsSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NatsSource")
+            .field("name", &self.name)
+            .field("settings", &self.shared.settings)
+            .finish()
+    }
+}
+
+/// A message that came to rest, among the dead letters or in quarantine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resting {
+    /// Its place where it rests.
+    pub sequence: u64,
+    /// Its group.
+    pub group: Option<Arc<str>>,
+    /// Why it rests.
+    pub reason: String,
+    /// What was published.
+    pub text: Arc<[u8]>,
+}
+
+/// What became of one acknowledgement.
+enum Told {
+    Done,
+    Gone,
+    Absent(String),
+}
+
+impl NatsSource {
+    /// Connects, finds or makes what is needed, and begins to keep partitions.
+    pub async fn open(name: Arc<str>, settings: Settings) -> Result<Self, SourceError> {
+        let context = settings.connect(&name).await?;
+        let (main, partitions) = settings.stream(&context).await?;
+        let resting = |name: String, word: &'static str| {
+            let (settings, context) = (&settings, &context);
+            async move {
+                settings.find_or_make(context, &name, || settings.resting_config(name.clone(), word)).await
+            }
+        };
+        let dead = resting(settings.dead(), "dead").await?;
+        let quarantine = resting(settings.quarantine(), "quarantine").await?;
+        let shared = Arc::new(Shared {
+            context,
+            partitions,
+            state: Mutex::new(State { shelf: Shelf::new(settings.ungrouped), tenancies: HashMap::new() }),
+            settings,
+            arrived: Notify::new(),
+            wanted: Notify::new(),
+            closing: watch::Sender::new(false),
+            left: watch::Sender::new(false),
+            claims: AtomicUsize::new(0),
+            asked: Mutex::default(),
+            trouble: Mutex::default(),
+        });
+        let (keeper, watch) = Keeper::open(Arc::clone(&shared), main.clone()).await?;
+        tokio::spawn(keeper.run(watch));
+        Ok(NatsSource { name, shared, dead, quarantine, main })
+    }
+
+    async fn claim_now(&self, wants: Wants) -> Result<Vec<Delivery>, SourceError> {
+        let _asking = Asking::begin(&self.shared);
+        let deadline = Instant::now() + wants.wait;
+        loop {
+            let arrived = self.shared.arrived.notified();
+            tokio::pin!(arrived);
+            arrived.as_mut().enable();
+            if *self.shared.closing.borrow() {
+                return Err(SourceError::Closed);
+            }
+            let now = Instant::now();
+            let (claimed, next) = {
+                let mut state = self.shared.state();
+                (state.claim(wants, now), state.shelf.next_event())
+            };
+            if !claimed.is_empty() {
+                return Ok(claimed);
+            }
+            if let Some(absence) = self.shared.absence() {
+                return Err(absence);
+            }
+            if now >= deadline {
+                return Ok(Vec::new());
+            }
+            // A partition whose lease has passed gives nothing until it is renewed, which nobody announces.
+            let look = now + Duration::from_secs(1);
+            let until = next
+                .map_or(deadline, |next| next.max(now + Duration::from_millis(1)).min(deadline))
+                .min(look);
+            let _ = tokio::time::timeout_at(until, arrived).await;
+        }
+    }
+
+    async fn settle_all(&self, disposals: Vec<(Receipt, Disposal)>) -> Result<Vec<Settled>, SourceError> {
+        let mut answers = vec![Settled::Stale; disposals.len()];
+        let mut begun = Vec::new();
+        {
+            let now = Instant::now();
+            let mut state = self.shared.state();
+            for (place, (receipt, disposal)) in disposals.into_iter().enumerate() {
+                match disposal {
+                    Disposal::GiveBack { delay } => {
+                        answers[place] = state.shelf.give_back(&receipt, delay, now);
+                    }
+                    other => {
+                        begun.extend(
+                            state.shelf.begin(&receipt, now).map(|(id, handle)| (place, id, handle, other)),
+                        );
+                    }
+                }
+            }
+        }
+        self.shared.arrived.notify_waiters();
+        let telling = begun.into_iter().map(|(place, id, handle, disposal)| async move {
+            (place, id, self.settle_one(id, handle, disposal).await)
+        });
+        let mut failed = None;
+        for (place, id, told) in join_all(telling).await {
+            let mut state = self.shared.state();
+            match told {
+                Told::Done => {
+                    answers[place] = Settled::Settled;
+                    state.shelf.finish(id);
+                }
+                Told::Gone => state.shelf.finish(id),
+                Told::Absent(error) => {
+                    // Longer than the ledger waits before it tries again.
+                    state.shelf.fail(id, ANEW * 6, Instant::now());
+                    failed = Some(error);
+                }
+            }
+        }
+        match failed {
+            Some(error) => Err(SourceError::Unavailable(error)),
+            None => Ok(answers),
+        }
+    }
+
+    async fn settle_one(&self, id: DeliveryId, handle: Handle, disposal: Disposal) -> Told {
+        let kept = match disposal {
+            Disposal::Done | Disposal::GiveBack { .. } => Ok(()),
+            Disposal::DeadLetter { reason } => self.keep(id, "dead", &reason).await,
+            Disposal::Quarantine { reason } => self.keep(id, "quarantine", &reason).await,
+        };
+        match kept {
+            Ok(()) => self.acknowledge(id, handle).await,
+            Err(error) => Told::Absent(error),
+        }
+    }
+
+    /// Puts a copy where messages come to rest. The same message again is recognised there.
+    async fn keep(&self, id: DeliveryId, word: &str, reason: &str) -> Result<(), String> {
+        let looked = self.shared.state().shelf.look(id);
+        let Some((group, text, _)) = looked else { return Ok(()) };
+        let mut headers = HeaderMap::new();
+        let encoded = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
+        if let Some(group) = &group {
+            headers.insert(GROUP, encoded(group));
+        }
+        headers.insert(REASON, encoded(reason));
+        headers.insert(NATS_MESSAGE_ID, format!("{}.{id}.{word}", self.shared.settings.stream));
+        let subject = format!("{}.{word}", self.shared.settings.subject);
+        let text = bytes::Bytes::copy_from_slice(&text);
+        let published = self.shared.context.publish_with_headers(subject, headers, text).await;
+        let answered = match published {
+            Ok(answer) => answer.await.map(drop),
+            Err(error) => Err(error),
+        };
+        answered.map_err(|error| format!("cannot keep a message among the {word}: {error}"))
+    }
+
+    /// Tells the server, and waits for its answer.
+    async fn acknowledge(&self, id: DeliveryId, mut handle: Handle) -> Told {
+        let deadline = Instant::now() + ANEW;
+        loop {
+            let request = async_nats::client::Request::new()
+                .payload(bytes::Bytes::from_static(b"+ACK"))
+                .timeout(Some(TIMEOUT));
+            match self.shared.client().send_request(handle.reply.clone(), request).await {
+                Ok(_) => return Told::Done,
+                Err(error) if error.kind() == RequestErrorKind::NoResponders => {}
+                Err(error) => return Told::Absent(format!("not acknowledged: {error}")),
+            }
+            // The consumer is gone. If the partition is still ours it is being read anew, and the message comes with another handle.
+            match self.newer(id, &handle, deadline).await {
+                Newer::Handle(newer) => handle = newer,
+                Newer::Gone => return Told::Gone,
+                Newer::Late => return Told::Absent("the partition is being read anew".to_owned()),
+            }
+        }
+    }
+
+    async fn newer(&self, id: DeliveryId, old: &Handle, deadline: Instant) -> Newer {
+        loop {
+            let arrived = self.shared.arrived.notified();
+            tokio::pin!(arrived);
+            arrived.as_mut().enable();
+            match self.shared.state().shelf.handle(id) {
+                None => return Newer::Gone,
+                Some(handle) if handle.consumer != old.consumer => return Newer::Handle(handle.clone()),
+                Some(_) => {}
+            }
+            if tokio::time::timeout_at(deadline, arrived).await.is_err() {
+                return Newer::Late;
+            }
+        }
+    }
+
+    async fn measure(&self) -> Result<Depth, SourceError> {
+        let count = |stream: &stream::Stream| {
+            let stream = stream.clone();
+            async move {
+                let info = stream.get_info().await;
+                info.map(|info| info.state.messages)
+                    .map_err(|error| SourceError::Unavailable(format!("cannot ask for the depth: {error}")))
+            }
+        };
+        let (all, dead, quarantined) =
+            tokio::join!(count(&self.main), count(&self.dead), count(&self.quarantine));
+        let leased = self.shared.state().shelf.depth().leased;
+        Ok(Depth { waiting: all?.saturating_sub(leased), leased, dead: dead?, quarantined: quarantined? })
+    }
+
+    // ── what came to rest ──────────────────────────────────────────────────────────────────────────────────────────
+
+    /// The dead letters, oldest first.
+    pub async fn dead_letters(&self, most: usize) -> Result<Vec<Resting>, SourceError> {
+        resting(&self.dead, most).await
+    }
+
+    /// What could not be read, oldest first.
+    pub async fn quarantined(&self, most: usize) -> Result<Vec<Resting>, SourceError> {
+        resting(&self.quarantine, most).await
+    }
+
+    /// Makes dead letters messages again, oldest first, at the end of their groups. Says how many.
+    pub async fn redrive(&self, most: usize) -> Result<usize, SourceError> {
+        let failed = |error: String| SourceError::Unavailable(format!("cannot redrive: {error}"));
+        let letters = self.dead_letters(most).await?;
+        let mut redriven = 0;
+        for letter in letters {
+            let number = partition_of(letter.group.as_deref(), self.shared.partitions);
+            let mut headers = HeaderMap::new();
+            if let Some(group) = &letter.group {
+                headers.insert(GROUP, utf8_percent_encode(group, NON_ALPHANUMERIC).to_string());
+            }
+            // Interrupted and begun again, it is published once.
+            headers.insert(
+                NATS_MESSAGE_ID,
+                format!("{}.redrive.{}", self.shared.settings.stream, letter.sequence),
+            );
+            let subject = self.shared.settings.partition_subject(number);
+            let text = bytes::Bytes::copy_from_slice(&letter.text);
+            let published = self.shared.context.publish_with_headers(subject, headers, text).await;
+            published
+                .map_err(|error| failed(error.to_string()))?
+                .await
+                .map_err(|error| failed(error.to_string()))?;
+            self.dead.delete_message(letter.sequence).await.map_err(|error| failed(error.to_string()))?;
+            redriven += 1;
+        }
+        Ok(redriven)
+    }
+}
+
+enum Newer {
+    Handle(Handle),
+    Gone,
+    Late,
+}
+
+async fn resting(stream: &stream::Stream, most: usize) -> Result<Vec<Resting>, SourceError> {
+    let failed = |error: &dyn std::fmt::Display| {
+        SourceError::Unavailable(format!("cannot look at what rests: {error}"))
+    };
+    let info = stream.get_info().await.map_err(|error| failed(&error))?;
+    let mut found = Vec::new();
+    let mut next = info.state.first_sequence;
+    while found.len() < most && info.state.messages > found.len() as u64 && next <= info.state.last_sequence {
+        // Gaps are those that were redriven one by one.
+        if let Ok(message) = stream.get_raw_message(next).await {
+            let header = |name: &str| {
+                let value = message.headers.get(name)?.as_str().to_owned();
+                Some(percent_decode_str(&value).decode_utf8_lossy().into_owned())
+            };
+            found.push(Resting {
+                sequence: next,
+                group: header(GROUP).map(Into::into),
+                reason: header(REASON).unwrap_or_default(),
+                text: message.payload.to_vec().into(),
+            });
+        }
+        next += 1;
+    }
+    Ok(found)
+}
+
+impl Source for NatsSource {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn claim(&self, wants: Wants) -> BoxFuture<'_, Result<Vec<Delivery>, SourceError>> {
+        self.claim_now(wants).boxed()
+    }
+
+    fn settle(
+        &self,
+        disposals: Vec<(Receipt, Disposal)>,
+    ) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
+        self.settle_all(disposals).boxed()
+    }
+
+    fn extend(
+        &self,
+        receipts: Vec<Receipt>,
+        lease: Duration,
+    ) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
+        let now = Instant::now();
+        let mut state = self.shared.state();
+        let answers = receipts.iter().map(|receipt| state.extend(receipt, lease, now)).collect();
+        drop(state);
+        std::future::ready(Ok(answers)).boxed()
+    }
+
+    fn depth(&self) -> BoxFuture<'_, Result<Depth, SourceError>> {
+        self.measure().boxed()
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        async move {
+            self.shared.closing.send_replace(true);
+            self.shared.arrived.notify_waiters();
+            let mut left = self.shared.left.subscribe();
+            let _ = tokio::time::timeout(FAREWELL, left.wait_for(|left| *left)).await;
+        }
+        .boxed()
+    }
+}
+
+impl Drop for NatsSource {
+    /// The keeper ends with the source.
+    fn drop(&mut self) {
+        self.shared.closing.send_replace(true);
+    }
+}
