@@ -211,7 +211,8 @@ async fn wrong_credentials_are_said_and_the_password_is_not() {
 /// Killed and restarted while messages are in hand: what was done is done, the rest comes again in order, as itself.
 #[tokio::test]
 async fn a_broker_that_goes_away_and_comes_back_loses_nothing() {
-    let mut server = tokio::task::spawn_blocking(|| activemq::start().expect("ActiveMQ starts")).await.expect("it runs");
+    let mut server =
+        tokio::task::spawn_blocking(|| activemq::start().expect("ActiveMQ starts")).await.expect("it runs");
     let active = Active::new(settings(&server)).await;
     active.publish((0..20).map(|number| sample("a", number)).collect()).await;
     let source = active.queue.consumer("test");
@@ -253,11 +254,13 @@ async fn two_instances_share_groups_and_one_takes_over_in_order() {
     const GROUPS: usize = 12;
     const EACH: usize = 20;
     let active = Active::new(Settings { prefetch: 20, ..settings(broker()) }).await;
-    let (one, other) = (active.queue.consumer("one"), ActiveQueue::new(active.settings.clone()).consumer("other"));
+    let (one, other) =
+        (active.queue.consumer("one"), ActiveQueue::new(active.settings.clone()).consumer("other"));
     one.connect().await.expect("connected");
     other.connect().await.expect("connected");
     let publish = async {
-        let all = (0..EACH).flat_map(|number| (0..GROUPS).map(move |group| sample(&format!("g{group}"), number)));
+        let all =
+            (0..EACH).flat_map(|number| (0..GROUPS).map(move |group| sample(&format!("g{group}"), number)));
         active.publish(all.collect()).await;
     };
     let (claimed, theirs, ()) = tokio::join!(one.claim(wants(30)), other.claim(wants(30)), publish);
@@ -310,7 +313,8 @@ async fn the_guides_configuration_works_when_pasted() {
 /// Two routers in processes of their own, killed at random, while the broker is killed and started again as well.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_routers_that_are_killed_and_a_broker_that_is_restarted_lose_nothing_and_keep_the_order() {
-    let mut server = tokio::task::spawn_blocking(|| activemq::start().expect("ActiveMQ starts")).await.expect("it runs");
+    let mut server =
+        tokio::task::spawn_blocking(|| activemq::start().expect("ActiveMQ starts")).await.expect("it runs");
     let settings = format!("kind = activemq, url = {:?}, queue = orders", activemq::url(&server));
     let config = format!(
         "laneway {{ queue.queues = [], sources.orders {{ {settings}, prefetch = 50, heartbeat = 2 s }}, sinks.orders {{ {settings} }} }}"

@@ -309,8 +309,10 @@ impl<T> Pushed<T> {
         let micros = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64);
         let now = Instant::now();
         let (mut shelf, mut memory) = (self.shelf(), self.memory());
-        let again =
-            arrivals.into_iter().filter_map(|arrival| shelf.arrive(arrival, &mut memory, micros, now)).collect();
+        let again = arrivals
+            .into_iter()
+            .filter_map(|arrival| shelf.arrive(arrival, &mut memory, micros, now))
+            .collect();
         drop((shelf, memory));
         self.stirred.notify_waiters();
         again

@@ -355,7 +355,8 @@ impl<'a> Session<'a> {
     async fn be_counted(&mut self) -> Result<(), SourceError> {
         let (settings, queue) = (&*self.inner.settings, self.inner.settings.instances());
         let channel = answer(settings, "open a channel", self.connection.create_channel()).await?;
-        let options = QueueDeclareOptions { durable: true, auto_delete: true, ..QueueDeclareOptions::default() };
+        let options =
+            QueueDeclareOptions { durable: true, auto_delete: true, ..QueueDeclareOptions::default() };
         let made = channel.queue_declare(queue.as_str().into(), options, FieldTable::default());
         answer(settings, &format!("make the queue {queue}"), made).await?;
         let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
@@ -381,7 +382,8 @@ impl<'a> Session<'a> {
             );
             let consumer = answer(settings, &format!("read from {queue}"), consume).await?;
             let epoch = inner.pushed.open(part);
-            let reader = Reader { inner: Arc::clone(inner), part, epoch, consumer: ManuallyDrop::new(consumer) };
+            let reader =
+                Reader { inner: Arc::clone(inner), part, epoch, consumer: ManuallyDrop::new(consumer) };
             tokio::spawn(reader.read(self.ends.0.clone()));
             *open = Some(Subscription { channel, epoch });
         }
