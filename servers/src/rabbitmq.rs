@@ -48,7 +48,7 @@ pub fn start() -> Result<Broker> {
         name: "rabbitmq",
         port,
         command: Box::new(move |folder| node(&script, folder, names, distribution)),
-        ready: Box::new(|folder| has_started(folder)),
+        ready: Box::new(has_started),
         user: None,
     };
     let node = Server::start(recipe, |folder| prepare(folder, port))?;

@@ -21,7 +21,7 @@ mod shelf;
 
 pub(crate) use shelf::{Arrival, Copied, Fingerprint, Memory, Taken};
 
-use std::hash::{BuildHasher, Hash, Hasher};
+use std::hash::BuildHasher;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -367,9 +367,8 @@ impl<T: Clone> Pushed<T> {
 /// The fingerprint of a message: of its id, which some publishers use twice, its group and its text.
 pub(crate) fn fingerprint(id: Option<&str>, group: Option<&str>, text: &[u8]) -> Fingerprint {
     static SEED: OnceLock<foldhash::quality::RandomState> = OnceLock::new();
-    let mut hasher = SEED.get_or_init(foldhash::quality::RandomState::default).build_hasher();
-    (id, group, text).hash(&mut hasher);
-    Fingerprint { hash: hasher.finish(), unique: id.is_some() }
+    let seed = SEED.get_or_init(foldhash::quality::RandomState::default);
+    Fingerprint { hash: seed.hash_one((id, group, text)), unique: id.is_some() }
 }
 
 /// How long a driver waits after its n-th failure in a row: from a tenth of a second to ten, not all instances at once.

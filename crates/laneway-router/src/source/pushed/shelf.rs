@@ -495,7 +495,9 @@ mod tests {
     #[test]
     fn a_group_that_is_partly_back_waits_for_the_rest() {
         let mut bench = Bench::new();
-        (0..4).for_each(|number| drop(bench.arrive("a", number, false)));
+        for number in 0..4 {
+            assert_eq!(bench.arrive("a", number, false), None);
+        }
         bench.arrive("b", 9, false);
         let held = bench.claim(3);
         assert_eq!(texts(&held), ["0", "1", "2"]);
@@ -514,7 +516,9 @@ mod tests {
     #[test]
     fn what_is_lost_keeps_its_identity_and_its_receipts_are_stale() {
         let mut bench = Bench::new();
-        (0..3).for_each(|number| drop(bench.arrive("a", number, false)));
+        for number in 0..3 {
+            assert_eq!(bench.arrive("a", number, false), None);
+        }
         let held = bench.claim(2);
         let now = bench.now;
         let Bench { shelf, memory, .. } = &mut bench;
@@ -539,7 +543,9 @@ mod tests {
     #[test]
     fn a_subscription_that_drains_hands_out_nothing_more() {
         let mut bench = Bench::new();
-        (0..3).for_each(|number| drop(bench.arrive("a", number, false)));
+        for number in 0..3 {
+            assert_eq!(bench.arrive("a", number, false), None);
+        }
         let held = bench.claim(1);
         let now = bench.now;
         assert_eq!(bench.shelf.served(), [0]);
