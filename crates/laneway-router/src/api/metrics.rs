@@ -244,11 +244,17 @@ fn pool_counters(text: &mut Text, rows: &[PoolRow]) {
 // ── sources ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 fn about_sources(text: &mut Text, sources: &[SourceView]) {
+    text.family("laneway_source_info", "gauge", "1 for each source; its kind and its state are labels.");
+    for source in sources {
+        let labels =
+            [("source", source.name.as_str()), ("kind", source.kind), ("state", source.state.word())];
+        text.sample("laneway_source_info", &labels, 1);
+    }
     let mut family = |name: &str, kind: &str, help: &str, of: fn(&SourceView) -> Option<u64>| {
         text.family(name, kind, help);
         for source in sources {
             if let Some(value) = of(source) {
-                text.sample(name, &[("source", &source.name), ("kind", source.kind)], value);
+                text.sample(name, &[("source", &source.name)], value);
             }
         }
     };

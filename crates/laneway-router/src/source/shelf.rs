@@ -44,6 +44,15 @@ pub struct Arrival<T> {
     pub handle: T,
 }
 
+/// What a message is, apart from its handing-out.
+#[derive(Clone)]
+pub struct Content {
+    /// Its group.
+    pub group: Option<Arc<str>>,
+    /// What was published.
+    pub text: Arc<[u8]>,
+}
+
 /// Messages that are held, in order per group.
 pub struct Shelf<T> {
     /// Told apart from other shelves.
@@ -246,8 +255,8 @@ impl<T: Clone> Shelf<T> {
     }
 
     /// The text and the group of a message, for whoever keeps a copy of it elsewhere.
-    pub fn look(&self, id: DeliveryId) -> Option<(Option<Arc<str>>, Arc<[u8]>, u32)> {
-        self.items.get(&id).map(|item| (item.group.clone(), Arc::clone(&item.text), item.attempts))
+    pub fn look(&self, id: DeliveryId) -> Option<Content> {
+        self.items.get(&id).map(|item| Content { group: item.group.clone(), text: Arc::clone(&item.text) })
     }
 
     /// The broker has taken the settlement: the message is gone.

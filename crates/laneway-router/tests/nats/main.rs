@@ -5,6 +5,7 @@ mod crash;
 mod guide;
 #[path = "../instances/mod.rs"]
 mod instances;
+mod service;
 mod trouble;
 
 use std::sync::Arc;

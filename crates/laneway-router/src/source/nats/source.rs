@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use super::keeper::Keeper;
 use super::{GROUP, KIND, REASON, Settings, TIMEOUT, partition_of};
-use crate::source::shelf::{Arrival, Shelf};
+use crate::source::shelf::{Arrival, Content, Shelf};
 use crate::source::{Delivery, DeliveryId, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
 
 /// How long a settlement waits for a partition that is being read anew, so that it can be told.
@@ -383,7 +383,7 @@ impl NatsSource {
     /// Puts a copy where messages come to rest. The same message again is recognised there.
     async fn keep(&self, id: DeliveryId, word: &str, reason: &str) -> Result<(), String> {
         let looked = self.shared.state().shelf.look(id);
-        let Some((group, text, _)) = looked else { return Ok(()) };
+        let Some(Content { group, text }) = looked else { return Ok(()) };
         let mut headers = HeaderMap::new();
         let encoded = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
         if let Some(group) = &group {
