@@ -17,7 +17,7 @@ use laneway_router::mediator::{Call, Mediator, Verdict};
 use laneway_router::message::Secret;
 use laneway_router::pool::PoolSettings;
 use laneway_router::router::{Router, SourceSettings};
-use laneway_router::source::broker::{Broker as _, Configured, Examination, Level, Role};
+use laneway_router::source::broker::{Broker as _, Configured, Examination, Level, Role, from_url};
 use laneway_router::source::conformance::{Abilities, Sample, Subject};
 use laneway_router::source::rabbitmq::{NOT_BEFORE_HEADER, RabbitQueue, RabbitSink, RabbitSource, Settings};
 use laneway_router::source::sink::{Outgoing, Published, Sink};
@@ -512,6 +512,35 @@ async fn an_examination_finds_what_breaks_the_order() {
     );
     let away = Settings::new("amqp://127.0.0.1:1/%2f", "x").examine(&examination).await;
     assert!(away[0].level == Level::Error && away[0].what.contains("cannot connect"), "{away:#?}");
+}
+
+/// What `laneway send --to` does with a URL, right and wrong.
+#[tokio::test]
+async fn a_url_names_a_queue_to_publish_to() {
+    let rabbit = Rabbit::new(Settings { partitions: 2, ..settings(broker()) }).await;
+    let (url, queue) = (rabbit.settings.url.expose(), rabbit.settings.queue.as_str());
+    for (bad, said) in [
+        ("amqps://h/%2f?queue=a".to_owned(), "no TLS"),
+        (url.to_owned(), "must name the queue"),
+        (format!("{url}?queue=a&partitions=0"), "partitions must be 1 to 256"),
+        (format!("{url}?queue=a&colour=red"), "\"colour\" is no part of the URL"),
+        ("amqp://h:port/".to_owned(), "must be a URL"),
+    ] {
+        let error = from_url(&bad).expect_err(&bad);
+        assert!(error.contains(said), "{bad}: {error}");
+    }
+    let sink = from_url(&format!("{url}?queue={queue}&partitions=2")).expect("a URL");
+    let sink = sink.open_sink("sink".into()).await.expect("a sink");
+    let batch = (0..50).map(|number| outgoing(sample(&format!("g{}", number % 5), number / 5))).collect();
+    let answers = sink.publish(batch).await.expect("published");
+    assert_eq!(answers.len(), 50);
+    sink.close().await;
+    let source = rabbit.queue.consumer("test");
+    let mut witness = Witness::default();
+    while witness.count() < 50 {
+        let claimed = source.claim(wants(50)).await.expect("a claim");
+        source.settle(witness.see(&claimed)).await.expect("settled");
+    }
 }
 
 /// Tells of every call.

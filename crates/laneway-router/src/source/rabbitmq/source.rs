@@ -311,7 +311,7 @@ impl<'a> Session<'a> {
     async fn run(&mut self) -> Result<(), SourceError> {
         let inner = Arc::clone(&self.inner);
         let (pushed, linger) = (&inner.pushed, inner.settings.linger);
-        let shares = inner.settings.partitions > 1 && inner.settings.declare;
+        let mut shares = inner.settings.partitions > 1 && inner.settings.declare;
         let mut next_look = Instant::now() + inner.settings.balance;
         loop {
             if pushed.is_closed() {
@@ -320,7 +320,11 @@ impl<'a> Session<'a> {
             if pushed.is_wanted() {
                 self.subscribe().await?;
                 if shares && self.presence.is_none() {
-                    self.be_counted().await?;
+                    // Who may not be counted keeps what it has, and reads it all the same.
+                    match self.be_counted().await {
+                        Err(SourceError::Broken(_)) => shares = false,
+                        counted => counted?,
+                    }
                 }
             }
             let lacks = self.open.iter().any(Option::is_none);
