@@ -25,13 +25,8 @@ pub fn start() -> Result<Server> {
         bail!("{JAR} is not there: `cargo xtask setup` installs the package {PACKAGE}");
     }
     let port = free_port()?;
-    let recipe = Recipe {
-        name: "activemq",
-        port,
-        command: Box::new(broker),
-        ready: Box::new(|_| true),
-        user: None,
-    };
+    let recipe =
+        Recipe { name: "activemq", port, command: Box::new(broker), ready: Box::new(|_| true), user: None };
     Server::start(recipe, |folder| prepare(folder, port))
 }
 
@@ -76,7 +71,12 @@ fn prepare(folder: &Path, port: u16) -> Result<()> {
 
 fn broker(folder: &Path) -> Command {
     let mut command = Command::new("java");
-    command.args(["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dactivemq.home=/usr/share/activemq"]);
+    command.args([
+        "-Xmx256m",
+        "-XX:+UseSerialGC",
+        "-XX:TieredStopAtLevel=1",
+        "-Dactivemq.home=/usr/share/activemq",
+    ]);
     for (name, path) in [("base", ""), ("conf", "conf"), ("data", "data")] {
         command.arg(format!("-Dactivemq.{name}={}", folder.join(path).display()));
     }

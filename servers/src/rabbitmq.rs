@@ -48,7 +48,7 @@ pub fn start() -> Result<Broker> {
         name: "rabbitmq",
         port,
         command: Box::new(move |folder| node(&script, folder, names, distribution)),
-        ready: Box::new(|folder| has_started(folder)),
+        ready: Box::new(has_started),
         user: None,
     };
     let node = Server::start(recipe, |folder| prepare(folder, port))?;
@@ -110,7 +110,10 @@ fn node(script: &Path, folder: &Path, names: u16, distribution: u16) -> Command 
         .env("RABBITMQ_DIST_PORT", distribution.to_string())
         .env("ERL_EPMD_ADDRESS", "127.0.0.1")
         .env("ERL_EPMD_PORT", names.to_string())
-        .env("RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS", "-kernel inet_dist_use_interface {127,0,0,1} +S 2:2 +sbwt none")
+        .env(
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS",
+            "-kernel inet_dist_use_interface {127,0,0,1} +S 2:2 +sbwt none",
+        )
         .current_dir(folder);
     command
 }

@@ -2,6 +2,9 @@
 //!
 //! One broker serves all tests of this program, each with a queue of its own; a test that ends its broker has one of its own.
 
+#[path = "instances/mod.rs"]
+mod instances;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -208,7 +211,8 @@ async fn wrong_credentials_are_said_and_the_password_is_not() {
 /// Killed and restarted while messages are in hand: what was done is done, the rest comes again in order, as itself.
 #[tokio::test]
 async fn a_broker_that_goes_away_and_comes_back_loses_nothing() {
-    let mut server = tokio::task::spawn_blocking(|| activemq::start().expect("ActiveMQ starts")).await.expect("it runs");
+    let mut server =
+        tokio::task::spawn_blocking(|| activemq::start().expect("ActiveMQ starts")).await.expect("it runs");
     let active = Active::new(settings(&server)).await;
     active.publish((0..20).map(|number| sample("a", number)).collect()).await;
     let source = active.queue.consumer("test");
@@ -250,11 +254,13 @@ async fn two_instances_share_groups_and_one_takes_over_in_order() {
     const GROUPS: usize = 12;
     const EACH: usize = 20;
     let active = Active::new(Settings { prefetch: 20, ..settings(broker()) }).await;
-    let (one, other) = (active.queue.consumer("one"), ActiveQueue::new(active.settings.clone()).consumer("other"));
+    let (one, other) =
+        (active.queue.consumer("one"), ActiveQueue::new(active.settings.clone()).consumer("other"));
     one.connect().await.expect("connected");
     other.connect().await.expect("connected");
     let publish = async {
-        let all = (0..EACH).flat_map(|number| (0..GROUPS).map(move |group| sample(&format!("g{group}"), number)));
+        let all =
+            (0..EACH).flat_map(|number| (0..GROUPS).map(move |group| sample(&format!("g{group}"), number)));
         active.publish(all.collect()).await;
     };
     let (claimed, theirs, ()) = tokio::join!(one.claim(wants(30)), other.claim(wants(30)), publish);
@@ -302,4 +308,30 @@ async fn the_guides_configuration_works_when_pasted() {
     let long = Outgoing { text: vec![b'x'; 300_000].into(), ..outgoing(sample("a", "")) };
     let answers = sink.publish(vec![long]).await.expect("an answer");
     assert!(matches!(&answers[..], [Published::Refused { .. }]), "{answers:?}");
+}
+
+/// Two routers in processes of their own, killed at random, while the broker is killed and started again as well.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_routers_that_are_killed_and_a_broker_that_is_restarted_lose_nothing_and_keep_the_order() {
+    let mut server =
+        tokio::task::spawn_blocking(|| activemq::start().expect("ActiveMQ starts")).await.expect("it runs");
+    let settings = format!("kind = activemq, url = {:?}, queue = orders", activemq::url(&server));
+    let config = format!(
+        "laneway {{ queue.queues = [], sources.orders {{ {settings}, prefetch = 50, heartbeat = 2 s }}, sinks.orders {{ {settings} }} }}"
+    );
+    let number = |name: &str, otherwise: u64| {
+        std::env::var(name).ok().and_then(|it| it.parse().ok()).unwrap_or(otherwise)
+    };
+    let plan = instances::Plan {
+        groups: 24,
+        messages: number("LANEWAY_CRASH_MESSAGES", 600) as usize,
+        kills: number("LANEWAY_CRASH_KILLS", 4) as usize,
+        restarts: number("LANEWAY_CRASH_RESTARTS", 1) as usize,
+        seed: number("LANEWAY_SEED", 5),
+    };
+    instances::run(&config, &plan, || {
+        server.kill().expect("it was there");
+        server.resume().expect("it comes back");
+    })
+    .await;
 }

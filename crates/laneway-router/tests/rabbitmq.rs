@@ -2,6 +2,9 @@
 //!
 //! One broker serves all tests of this program, each with a queue of its own; a test that ends its broker has one of its own.
 
+#[path = "instances/mod.rs"]
+mod instances;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -14,7 +17,7 @@ use laneway_router::mediator::{Call, Mediator, Verdict};
 use laneway_router::message::Secret;
 use laneway_router::pool::PoolSettings;
 use laneway_router::router::{Router, SourceSettings};
-use laneway_router::source::broker::{Broker as _, Configured, Examination, Level, Role};
+use laneway_router::source::broker::{Broker as _, Configured, Examination, Level, Role, from_url};
 use laneway_router::source::conformance::{Abilities, Sample, Subject};
 use laneway_router::source::rabbitmq::{NOT_BEFORE_HEADER, RabbitQueue, RabbitSink, RabbitSource, Settings};
 use laneway_router::source::sink::{Outgoing, Published, Sink};
@@ -68,10 +71,13 @@ impl Rabbit {
     /// Takes everything from a queue.
     async fn empty(&self, queue: &str) -> Vec<(String, lapin::BasicProperties)> {
         let url = self.settings.url.expose();
-        let connection = Connection::connect(url, ConnectionProperties::default()).await.expect("a connection");
+        let connection =
+            Connection::connect(url, ConnectionProperties::default()).await.expect("a connection");
         let channel = connection.create_channel().await.expect("a channel");
         let mut found = Vec::new();
-        while let Some(got) = channel.basic_get(queue.into(), BasicGetOptions::default()).await.expect("a look") {
+        while let Some(got) =
+            channel.basic_get(queue.into(), BasicGetOptions::default()).await.expect("a look")
+        {
             got.delivery.ack(BasicAckOptions::default()).await.expect("taken");
             found.push((String::from_utf8_lossy(&got.delivery.data).into_owned(), got.delivery.properties));
         }
@@ -139,14 +145,16 @@ impl Subject for Rabbit {
     }
 
     fn quarantined(&self) -> BoxFuture<'_, Vec<String>> {
-        async { self.empty(&self.settings.quarantine).await.into_iter().map(|(text, _)| text).collect() }.boxed()
+        async { self.empty(&self.settings.quarantine).await.into_iter().map(|(text, _)| text).collect() }
+            .boxed()
     }
 }
 
 impl Rabbit {
     async fn put(&self, queue: &str, text: &str, properties: lapin::BasicProperties) {
         let url = self.settings.url.expose();
-        let connection = Connection::connect(url, ConnectionProperties::default()).await.expect("a connection");
+        let connection =
+            Connection::connect(url, ConnectionProperties::default()).await.expect("a connection");
         let channel = connection.create_channel().await.expect("a channel");
         channel.confirm_select(Default::default()).await.expect("confirmations");
         let published =
@@ -277,7 +285,9 @@ async fn a_queue_that_is_missing_is_said_and_read_once_it_is_there() {
     let source = RabbitQueue::new(settings.clone()).consumer("x");
     let Err(SourceError::Broken(said)) = source.connect().await else { panic!("there is no queue") };
     assert!(said.contains(&format!("there is no queue {:?}", settings.queue)), "{said}");
-    let Err(error) = RabbitSink::open(settings.clone(), "x".into()).await else { panic!("there is no queue") };
+    let Err(error) = RabbitSink::open(settings.clone(), "x".into()).await else {
+        panic!("there is no queue")
+    };
     assert!(error.to_string().contains("there is no queue"), "{error}");
 
     let rabbit = Rabbit::new(Settings { declare: true, ..settings }).await;
@@ -297,7 +307,8 @@ async fn a_queue_that_is_missing_is_said_and_read_once_it_is_there() {
 /// Killed, restarted and frozen while messages are in hand: what was done is done, the rest comes again in order, as itself.
 #[tokio::test]
 async fn a_broker_that_goes_away_and_comes_back_loses_nothing() {
-    let mut broker = tokio::task::spawn_blocking(|| rabbitmq::start().expect("RabbitMQ starts")).await.expect("started");
+    let mut broker =
+        tokio::task::spawn_blocking(|| rabbitmq::start().expect("RabbitMQ starts")).await.expect("started");
     let heartbeat = Duration::from_secs(2);
     let rabbit = Rabbit::new(Settings { heartbeat, ..settings(&broker) }).await;
     rabbit.publish((0..20).map(|number| sample("a", number)).collect()).await;
@@ -371,9 +382,11 @@ async fn two_instances_never_share_a_group_and_one_takes_over_in_order() {
     const GROUPS: usize = 12;
     const EACH: usize = 20;
     let rabbit = Rabbit::new(Settings { partitions: 4, prefetch: 20, ..settings(broker()) }).await;
-    let numbered = (0..EACH).flat_map(|number| (0..GROUPS).map(move |group| sample(&format!("g{group}"), number)));
+    let numbered =
+        (0..EACH).flat_map(|number| (0..GROUPS).map(move |group| sample(&format!("g{group}"), number)));
     rabbit.publish(numbered.collect()).await;
-    let (one, other) = (rabbit.queue.consumer("one"), RabbitQueue::new(rabbit.settings.clone()).consumer("other"));
+    let (one, other) =
+        (rabbit.queue.consumer("one"), RabbitQueue::new(rabbit.settings.clone()).consumer("other"));
     // The first one has everything at first, and works for a while.
     let mut witness = Witness::default();
     for _ in 0..4 {
@@ -383,7 +396,8 @@ async fn two_instances_never_share_a_group_and_one_takes_over_in_order() {
     }
     let held = one.claim(wants(15)).await.expect("a claim");
     assert!(!held.is_empty());
-    let nothing = other.claim(Wants { wait: Duration::from_millis(500), ..wants(15) }).await.expect("a claim");
+    let nothing =
+        other.claim(Wants { wait: Duration::from_millis(500), ..wants(15) }).await.expect("a claim");
     assert!(nothing.is_empty(), "the first one has the queues");
     drop(one);
     while witness.count() < GROUPS * EACH {
@@ -422,7 +436,8 @@ impl Witness {
 async fn partitions_are_shared_with_an_instance_that_comes_later() {
     let balance = Duration::from_millis(200);
     let rabbit = Rabbit::new(Settings { partitions: 4, balance, prefetch: 10, ..settings(broker()) }).await;
-    let (one, other) = (rabbit.queue.consumer("one"), RabbitQueue::new(rabbit.settings.clone()).consumer("other"));
+    let (one, other) =
+        (rabbit.queue.consumer("one"), RabbitQueue::new(rabbit.settings.clone()).consumer("other"));
     let mut witness = Witness::default();
     let mut owners: BTreeMap<String, &str> = BTreeMap::new();
     let begun = tokio::time::Instant::now();
@@ -434,7 +449,9 @@ async fn partitions_are_shared_with_an_instance_that_comes_later() {
             let (first, second) = tokio::join!(one.claim(few), other.claim(few));
             for (name, source, claimed) in [("one", &one, first), ("other", &other, second)] {
                 let claimed = claimed.expect("a claim");
-                owners.extend(claimed.iter().map(|it| (it.group.as_deref().expect("a group").to_owned(), name)));
+                owners.extend(
+                    claimed.iter().map(|it| (it.group.as_deref().expect("a group").to_owned(), name)),
+                );
                 let settled = source.settle(witness.see(&claimed)).await.expect("settled");
                 assert_eq!(settled, vec![Settled::Settled; claimed.len()]);
             }
@@ -458,7 +475,11 @@ async fn an_examination_finds_what_breaks_the_order() {
     };
     let findings = rabbit.settings.examine(&examination).await;
     assert!(findings.iter().all(|finding| finding.level == Level::Fine), "{findings:#?}");
-    assert_eq!(findings.len(), 8, "the broker, two of each partition, the exchange, two queues aside: {findings:#?}");
+    assert_eq!(
+        findings.len(),
+        8,
+        "the broker, two of each partition, the exchange, two queues aside: {findings:#?}"
+    );
 
     let url = rabbit.settings.url.expose();
     let connection = Connection::connect(url, ConnectionProperties::default()).await.expect("connected");
@@ -478,15 +499,48 @@ async fn an_examination_finds_what_breaks_the_order() {
         }
         let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
         channel.queue_declare(queue.as_str().into(), options, table).await.expect("made");
-        let findings = Settings { queue, partitions: 1, ..rabbit.settings.clone() }.examine(&examination).await;
+        let findings =
+            Settings { queue, partitions: 1, ..rabbit.settings.clone() }.examine(&examination).await;
         let worst = findings.iter().find(|finding| finding.level == Level::Error);
         assert!(worst.is_some_and(|worst| worst.what.contains(said)), "{name}: {findings:#?}");
     }
     let nowhere = Settings { declare: false, ..Settings::new(url, "nowhere") };
     let findings = nowhere.examine(&examination).await;
-    assert!(findings.iter().any(|one| one.level == Level::Error && one.what.contains("is not there")), "{findings:#?}");
+    assert!(
+        findings.iter().any(|one| one.level == Level::Error && one.what.contains("is not there")),
+        "{findings:#?}"
+    );
     let away = Settings::new("amqp://127.0.0.1:1/%2f", "x").examine(&examination).await;
     assert!(away[0].level == Level::Error && away[0].what.contains("cannot connect"), "{away:#?}");
+}
+
+/// What `laneway send --to` does with a URL, right and wrong.
+#[tokio::test]
+async fn a_url_names_a_queue_to_publish_to() {
+    let rabbit = Rabbit::new(Settings { partitions: 2, ..settings(broker()) }).await;
+    let (url, queue) = (rabbit.settings.url.expose(), rabbit.settings.queue.as_str());
+    for (bad, said) in [
+        ("amqps://h/%2f?queue=a".to_owned(), "no TLS"),
+        (url.to_owned(), "must name the queue"),
+        (format!("{url}?queue=a&partitions=0"), "partitions must be 1 to 256"),
+        (format!("{url}?queue=a&colour=red"), "\"colour\" is no part of the URL"),
+        ("amqp://h:port/".to_owned(), "must be a URL"),
+    ] {
+        let error = from_url(&bad).expect_err(&bad);
+        assert!(error.contains(said), "{bad}: {error}");
+    }
+    let sink = from_url(&format!("{url}?queue={queue}&partitions=2")).expect("a URL");
+    let sink = sink.open_sink("sink".into()).await.expect("a sink");
+    let batch = (0..50).map(|number| outgoing(sample(&format!("g{}", number % 5), number / 5))).collect();
+    let answers = sink.publish(batch).await.expect("published");
+    assert_eq!(answers.len(), 50);
+    sink.close().await;
+    let source = rabbit.queue.consumer("test");
+    let mut witness = Witness::default();
+    while witness.count() < 50 {
+        let claimed = source.claim(wants(50)).await.expect("a claim");
+        source.settle(witness.see(&claimed)).await.expect("settled");
+    }
 }
 
 /// Tells of every call.
@@ -525,7 +579,8 @@ async fn the_guides_configuration_runs_and_poison_goes_to_quarantine() {
     let rabbit = Rabbit::new(Settings::new(url, "orders")).await;
     let (calls, mut called) = mpsc::unbounded_channel();
     let mediator: Arc<dyn Mediator> = Arc::new(Recorder(calls));
-    let router = Router::start(PoolSettings::default(), Arc::new(move |_| Arc::clone(&mediator))).expect("a router");
+    let router =
+        Router::start(PoolSettings::default(), Arc::new(move |_| Arc::clone(&mediator))).expect("a router");
     let source = Configured::new("orders", Arc::clone(&config.sources["orders"]));
     router.add_source(Arc::new(source), SourceSettings::default());
     let message = |id: &str| {
@@ -541,8 +596,36 @@ async fn the_guides_configuration_runs_and_poison_goes_to_quarantine() {
     }
     let report = router.shutdown(Duration::from_secs(10)).await;
     assert!(report.settled && report.still_running == 0, "{report:?}");
-    let kept: Vec<usize> = rabbit.empty("orders.quarantine").await.iter().map(|(text, _)| text.len()).collect();
+    let kept: Vec<usize> =
+        rabbit.empty("orders.quarantine").await.iter().map(|(text, _)| text.len()).collect();
     assert_eq!(kept, ["{not a message".len(), long.len()]);
     let depth = rabbit.queue.consumer("look").depth().await.expect("a depth");
     assert_eq!((depth.waiting, depth.leased), (0, 0), "everything was settled");
+}
+
+/// Two routers in processes of their own, killed at random, while the broker is killed and started again as well.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_routers_that_are_killed_and_a_broker_that_is_restarted_lose_nothing_and_keep_the_order() {
+    let mut broker =
+        tokio::task::spawn_blocking(|| rabbitmq::start().expect("RabbitMQ starts")).await.expect("it runs");
+    let settings =
+        format!("kind = rabbitmq, url = {:?}, queue = orders, partitions = 4", rabbitmq::url(&broker));
+    let config = format!(
+        "laneway {{ queue.queues = [], sources.orders {{ {settings}, prefetch = 50, heartbeat = 2 s, balance = 1 s }}, sinks.orders {{ {settings} }} }}"
+    );
+    let number = |name: &str, otherwise: u64| {
+        std::env::var(name).ok().and_then(|it| it.parse().ok()).unwrap_or(otherwise)
+    };
+    let plan = instances::Plan {
+        groups: 24,
+        messages: number("LANEWAY_CRASH_MESSAGES", 600) as usize,
+        kills: number("LANEWAY_CRASH_KILLS", 4) as usize,
+        restarts: number("LANEWAY_CRASH_RESTARTS", 1) as usize,
+        seed: number("LANEWAY_SEED", 5),
+    };
+    instances::run(&config, &plan, || {
+        broker.node.kill().expect("it was there");
+        broker.node.resume().expect("it comes back");
+    })
+    .await;
 }

@@ -75,7 +75,10 @@ pub struct Settings {
 
 impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Settings").field("at", &self.place()).field("queue", &self.queue).finish_non_exhaustive()
+        f.debug_struct("Settings")
+            .field("at", &self.place())
+            .field("queue", &self.queue)
+            .finish_non_exhaustive()
     }
 }
 
@@ -161,7 +164,8 @@ fn destination(queue: &str) -> String {
 
 /// A message to a queue, that survives the broker.
 fn send_frame(queue: &str, group: Option<(&str, &str)>, text: &[u8]) -> Frame {
-    let frame = Frame::new("SEND").with("destination", destination(queue)).with("persistent", "true").body(text);
+    let frame =
+        Frame::new("SEND").with("destination", destination(queue)).with("persistent", "true").body(text);
     match group {
         Some((header, group)) => frame.with(BROKERS_GROUP_HEADER, group).with(header, group),
         None => frame,
@@ -250,7 +254,10 @@ async fn examine(settings: &Settings, examination: &Examination) -> Vec<Finding>
     match settings.connect().await {
         Ok((sender, _receiver)) => drop(sender.send(&[Frame::new("DISCONNECT")]).await),
         Err(error) => {
-            return vec![Finding::error(error.to_string(), "see that ActiveMQ runs there, with a transport connector for STOMP, and mend `url`")];
+            return vec![Finding::error(
+                error.to_string(),
+                "see that ActiveMQ runs there, with a transport connector for STOMP, and mend `url`",
+            )];
         }
     }
     let mut findings = vec![Finding::fine(format!("{place} answers, and takes the user"))];
@@ -269,7 +276,10 @@ async fn examine(settings: &Settings, examination: &Examination) -> Vec<Finding>
     }
     if settings.prefetch > 5_000 {
         findings.push(Finding::warning(
-            format!("up to {} messages are in the hands of one instance, and no other can have them", settings.prefetch),
+            format!(
+                "up to {} messages are in the hands of one instance, and no other can have them",
+                settings.prefetch
+            ),
             "a `prefetch` of some hundreds",
         ));
     }

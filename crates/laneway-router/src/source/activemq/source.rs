@@ -195,7 +195,9 @@ impl Inner {
             let copied = reason.and_then(|_| self.pushed.copy(receipt));
             let Some(one) = self.pushed.take(receipt) else { continue };
             match (reason, copied) {
-                (Some((queue, reason)), Some(copied)) => frames.extend(self.put_aside(queue, reason, &copied)),
+                (Some((queue, reason)), Some(copied)) => {
+                    frames.extend(self.put_aside(queue, reason, &copied))
+                }
                 _ => frames.push(ack(&one.tag)),
             }
             taken.push((place, one));
@@ -279,12 +281,7 @@ async fn hold(inner: &Arc<Inner>) -> Result<(), SourceError> {
 }
 
 /// Puts on the shelf what comes, until something should be let go.
-async fn read(
-    inner: &Inner,
-    epoch: u64,
-    sender: &Sender,
-    receiver: &mut Receiver,
-) -> Result<(), Failure> {
+async fn read(inner: &Inner, epoch: u64, sender: &Sender, receiver: &mut Receiver) -> Result<(), Failure> {
     let let_go = inner.pushed.until_let_go(inner.settings.linger);
     let mut let_go = std::pin::pin!(let_go);
     loop {
@@ -320,10 +317,7 @@ fn arrival(settings: &Settings, epoch: u64, frame: Frame) -> Arrival<Tag> {
         earlier: u32::from(redelivered),
         group,
         not_before,
-        tag: Tag {
-            ack: frame.header("ack").unwrap_or_default().into(),
-            headers: frame.headers.into(),
-        },
+        tag: Tag { ack: frame.header("ack").unwrap_or_default().into(), headers: frame.headers.into() },
         text: frame.body.into(),
     }
 }

@@ -21,7 +21,7 @@ mod shelf;
 
 pub(crate) use shelf::{Arrival, Copied, Fingerprint, Memory, Taken};
 
-use std::hash::{BuildHasher, Hash, Hasher};
+use std::hash::BuildHasher;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -309,8 +309,10 @@ impl<T> Pushed<T> {
         let micros = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64);
         let now = Instant::now();
         let (mut shelf, mut memory) = (self.shelf(), self.memory());
-        let again =
-            arrivals.into_iter().filter_map(|arrival| shelf.arrive(arrival, &mut memory, micros, now)).collect();
+        let again = arrivals
+            .into_iter()
+            .filter_map(|arrival| shelf.arrive(arrival, &mut memory, micros, now))
+            .collect();
         drop((shelf, memory));
         self.stirred.notify_waiters();
         again
@@ -365,9 +367,8 @@ impl<T: Clone> Pushed<T> {
 /// The fingerprint of a message: of its id, which some publishers use twice, its group and its text.
 pub(crate) fn fingerprint(id: Option<&str>, group: Option<&str>, text: &[u8]) -> Fingerprint {
     static SEED: OnceLock<foldhash::quality::RandomState> = OnceLock::new();
-    let mut hasher = SEED.get_or_init(foldhash::quality::RandomState::default).build_hasher();
-    (id, group, text).hash(&mut hasher);
-    Fingerprint { hash: hasher.finish(), unique: id.is_some() }
+    let seed = SEED.get_or_init(foldhash::quality::RandomState::default);
+    Fingerprint { hash: seed.hash_one((id, group, text)), unique: id.is_some() }
 }
 
 /// How long a driver waits after its n-th failure in a row: from a tenth of a second to ten, not all instances at once.

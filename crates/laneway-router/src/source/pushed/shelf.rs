@@ -394,19 +394,25 @@ pub(crate) struct Memory {
     /// The last identity that was given.
     last: DeliveryId,
     /// Messages that were lost unsettled, by fingerprint, in the order in which they will come again.
-    lost: HashMap<u64, VecDeque<DeliveryId>, foldhash::fast::RandomState>,
-    lost_order: VecDeque<(u64, DeliveryId)>,
+    lost: HashMap<u64, VecDeque<Lost>, foldhash::fast::RandomState>,
+    /// Their fingerprints and numbers, the oldest first; also of some that have come again.
+    lost_order: VecDeque<(u64, u64)>,
+    /// How many were lost so far.
+    losses: u64,
     /// Messages that are done.
     done: HashSet<u64, foldhash::fast::RandomState>,
     done_order: VecDeque<u64>,
 }
+
+/// A message that was lost unsettled: its identity, and its number among all losses.
+type Lost = (DeliveryId, u64);
 
 impl Memory {
     /// The identity of a message: the one that it had, or a new one. New ones grow with the time, so that those of an instance that takes over are
     /// greater than those of the one before, as far as their clocks agree.
     fn identify(&mut self, fingerprint: Fingerprint, perhaps_again: bool, micros: u64) -> DeliveryId {
         if perhaps_again && let Some(ids) = self.lost.get_mut(&fingerprint.hash) {
-            let id = ids.pop_front().expect("an empty list is removed");
+            let (id, _) = ids.pop_front().expect("an empty list is removed");
             if ids.is_empty() {
                 self.lost.remove(&fingerprint.hash);
             }
@@ -418,13 +424,14 @@ impl Memory {
 
     /// A message was lost unsettled, or its settlement may have been.
     pub(crate) fn remember(&mut self, fingerprint: Fingerprint, id: DeliveryId) {
-        self.lost.entry(fingerprint.hash).or_default().push_back(id);
-        self.lost_order.push_back((fingerprint.hash, id));
+        self.losses += 1;
+        self.lost.entry(fingerprint.hash).or_default().push_back((id, self.losses));
+        self.lost_order.push_back((fingerprint.hash, self.losses));
         if self.lost_order.len() > REMEMBERED_MAX
-            && let Some((hash, id)) = self.lost_order.pop_front()
+            && let Some((hash, number)) = self.lost_order.pop_front()
             && let Some(ids) = self.lost.get_mut(&hash)
         {
-            ids.retain(|other| *other != id);
+            ids.retain(|(_, other)| *other != number);
             if ids.is_empty() {
                 self.lost.remove(&hash);
             }
@@ -495,7 +502,9 @@ mod tests {
     #[test]
     fn a_group_that_is_partly_back_waits_for_the_rest() {
         let mut bench = Bench::new();
-        (0..4).for_each(|number| drop(bench.arrive("a", number, false)));
+        for number in 0..4 {
+            assert_eq!(bench.arrive("a", number, false), None);
+        }
         bench.arrive("b", 9, false);
         let held = bench.claim(3);
         assert_eq!(texts(&held), ["0", "1", "2"]);
@@ -514,7 +523,9 @@ mod tests {
     #[test]
     fn what_is_lost_keeps_its_identity_and_its_receipts_are_stale() {
         let mut bench = Bench::new();
-        (0..3).for_each(|number| drop(bench.arrive("a", number, false)));
+        for number in 0..3 {
+            assert_eq!(bench.arrive("a", number, false), None);
+        }
         let held = bench.claim(2);
         let now = bench.now;
         let Bench { shelf, memory, .. } = &mut bench;
@@ -539,7 +550,9 @@ mod tests {
     #[test]
     fn a_subscription_that_drains_hands_out_nothing_more() {
         let mut bench = Bench::new();
-        (0..3).for_each(|number| drop(bench.arrive("a", number, false)));
+        for number in 0..3 {
+            assert_eq!(bench.arrive("a", number, false), None);
+        }
         let held = bench.claim(1);
         let now = bench.now;
         assert_eq!(bench.shelf.served(), [0]);

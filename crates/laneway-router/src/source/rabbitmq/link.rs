@@ -68,8 +68,8 @@ fn is_missing(error: &Error) -> bool {
 /// Connects.
 pub(super) async fn connect(settings: &Settings, role: &str) -> Result<Connection, SourceError> {
     let uri = settings.uri().map_err(SourceError::Broken)?;
-    let properties =
-        ConnectionProperties::default().with_connection_name(format!("laneway {role} {}", settings.queue).into());
+    let properties = ConnectionProperties::default()
+        .with_connection_name(format!("laneway {role} {}", settings.queue).into());
     answer(settings, "connect", Connection::connect_uri(uri, properties)).await
 }
 
@@ -258,7 +258,9 @@ impl Publisher {
                 }
                 Confirmation::Nack(None) | Confirmation::NotRequested => {
                     let place = settings.place();
-                    return Err(SourceError::Unavailable(format!("{place} did not take a message: is its queue full?")));
+                    return Err(SourceError::Unavailable(format!(
+                        "{place} did not take a message: is its queue full?"
+                    )));
                 }
             }
         }
@@ -334,7 +336,9 @@ async fn examine_queue(
     let (count, consumers) = match look_at(settings, connection, queue).await {
         Ok(Some(found)) => found,
         Ok(None) => return vec![missing(settings, queue)],
-        Err(error) => return vec![Finding::error(error.to_string(), "give the user the permission to see it")],
+        Err(error) => {
+            return vec![Finding::error(error.to_string(), "give the user the permission to see it")];
+        }
     };
     let mut findings =
         vec![Finding::fine(format!("queue {queue}: {count} messages wait, {consumers} consumers"))];
@@ -350,21 +354,31 @@ async fn differences(connection: &Connection, queue: &str) -> Finding {
     let limit = "make it again with an x-delivery-limit of 1000000000; `attempts` of the pool is the limit that counts attempts";
     // Which difference is named first is the broker's choice, so the worst is asked for alone.
     if refusal(connection, queue, quorum()).await.is_some_and(|said| said.contains("x-queue-type")) {
-        return Finding::error(format!("queue {queue} is not of the type quorum: what goes back loses its place"), again);
+        return Finding::error(
+            format!("queue {queue} is not of the type quorum: what goes back loses its place"),
+            again,
+        );
     }
     let Some(said) = refusal(connection, queue, arguments(true)).await else {
-        return Finding::fine(format!("queue {queue}: quorum, single active consumer, no limit of deliveries to speak of"));
+        return Finding::fine(format!(
+            "queue {queue}: quorum, single active consumer, no limit of deliveries to speak of"
+        ));
     };
     if said.contains("x-single-active-consumer") {
-        let what = format!("queue {queue} has no single active consumer: two instances would share its groups");
+        let what =
+            format!("queue {queue} has no single active consumer: two instances would share its groups");
         return Finding::error(what, again);
     }
     if said.contains("x-delivery-limit") && said.contains("current is none") {
-        let what = format!("queue {queue} has no limit of deliveries of its own, which means 20 from RabbitMQ 4.0 on: messages that were never tried are dropped after so many instances have gone");
+        let what = format!(
+            "queue {queue} has no limit of deliveries of its own, which means 20 from RabbitMQ 4.0 on: messages that were never tried are dropped after so many instances have gone"
+        );
         return Finding::warning(what, limit);
     }
     if said.contains("x-delivery-limit") {
-        let what = format!("queue {queue} has a limit of deliveries: messages that were never tried are dropped after so many instances have gone ({said})");
+        let what = format!(
+            "queue {queue} has a limit of deliveries: messages that were never tried are dropped after so many instances have gone ({said})"
+        );
         return Finding::error(what, limit);
     }
     Finding::warning(format!("queue {queue} differs from what is made here: {said}"), again)
@@ -383,7 +397,8 @@ async fn refusal(connection: &Connection, queue: &str, arguments: FieldTable) ->
 
 async fn examine_exchange(settings: &Settings, connection: &Connection) -> Finding {
     let exchange = &settings.exchange;
-    let options = ExchangeDeclareOptions { passive: true, durable: true, ..ExchangeDeclareOptions::default() };
+    let options =
+        ExchangeDeclareOptions { passive: true, durable: true, ..ExchangeDeclareOptions::default() };
     let asked = async {
         let channel = connection.create_channel().await?;
         let kind = ExchangeKind::Custom("x-consistent-hash".to_owned());

@@ -214,7 +214,11 @@ pub(super) fn from_url(url: &str) -> Result<Arc<dyn Broker>, String> {
     }
     let (base, query) = url.split_once('?').unwrap_or((url, ""));
     let mut settings = Settings::new(base, "");
-    for (key, value) in query.split('&').filter(|pair| !pair.is_empty()).map(|pair| pair.split_once('=').unwrap_or((pair, ""))) {
+    for (key, value) in query
+        .split('&')
+        .filter(|pair| !pair.is_empty())
+        .map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+    {
         let value = percent_encoding::percent_decode_str(value).decode_utf8_lossy().into_owned();
         match key {
             "queue" => settings.queue = value,
@@ -225,7 +229,9 @@ pub(super) fn from_url(url: &str) -> Result<Arc<dyn Broker>, String> {
                     partitions.ok_or_else(|| format!("partitions must be 1 to {PARTITIONS_MAX}"))?;
             }
             other => {
-                return Err(format!("{other:?} is no part of the URL: there are queue, partitions, exchange"));
+                return Err(format!(
+                    "{other:?} is no part of the URL: there are queue, partitions, exchange"
+                ));
             }
         }
     }

@@ -60,7 +60,8 @@ impl RabbitSink {
 /// The places of the messages that can be published together: the first of each group, and all without one.
 fn wave(batch: &[Outgoing], rest: Vec<usize>) -> (Vec<usize>, Vec<usize>) {
     let mut seen = HashSet::new();
-    rest.into_iter().partition(|place| batch[*place].group.as_ref().is_none_or(|group| seen.insert(Arc::clone(group))))
+    rest.into_iter()
+        .partition(|place| batch[*place].group.as_ref().is_none_or(|group| seen.insert(Arc::clone(group))))
 }
 
 /// Why a message is refused without asking.
@@ -68,7 +69,13 @@ fn refused(outgoing: &Outgoing) -> Option<String> {
     (outgoing.text.len() > MESSAGE_BYTES_MAX)
         .then(|| format!("{} bytes are more than {MESSAGE_BYTES_MAX}", outgoing.text.len()))
         // A routing key, which decides about the partition, is no longer than that.
-        .or_else(|| outgoing.group.as_ref().filter(|group| group.len() > 255).map(|_| "a group of more than 255 bytes".to_owned()))
+        .or_else(|| {
+            outgoing
+                .group
+                .as_ref()
+                .filter(|group| group.len() > 255)
+                .map(|_| "a group of more than 255 bytes".to_owned())
+        })
 }
 
 impl Sink for RabbitSink {

@@ -311,7 +311,7 @@ impl<'a> Session<'a> {
     async fn run(&mut self) -> Result<(), SourceError> {
         let inner = Arc::clone(&self.inner);
         let (pushed, linger) = (&inner.pushed, inner.settings.linger);
-        let shares = inner.settings.partitions > 1 && inner.settings.declare;
+        let mut shares = inner.settings.partitions > 1 && inner.settings.declare;
         let mut next_look = Instant::now() + inner.settings.balance;
         loop {
             if pushed.is_closed() {
@@ -320,7 +320,11 @@ impl<'a> Session<'a> {
             if pushed.is_wanted() {
                 self.subscribe().await?;
                 if shares && self.presence.is_none() {
-                    self.be_counted().await?;
+                    // Who may not be counted keeps what it has, and reads it all the same.
+                    match self.be_counted().await {
+                        Err(SourceError::Broken(_)) => shares = false,
+                        counted => counted?,
+                    }
                 }
             }
             let lacks = self.open.iter().any(Option::is_none);
@@ -355,7 +359,8 @@ impl<'a> Session<'a> {
     async fn be_counted(&mut self) -> Result<(), SourceError> {
         let (settings, queue) = (&*self.inner.settings, self.inner.settings.instances());
         let channel = answer(settings, "open a channel", self.connection.create_channel()).await?;
-        let options = QueueDeclareOptions { durable: true, auto_delete: true, ..QueueDeclareOptions::default() };
+        let options =
+            QueueDeclareOptions { durable: true, auto_delete: true, ..QueueDeclareOptions::default() };
         let made = channel.queue_declare(queue.as_str().into(), options, FieldTable::default());
         answer(settings, &format!("make the queue {queue}"), made).await?;
         let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
@@ -381,7 +386,8 @@ impl<'a> Session<'a> {
             );
             let consumer = answer(settings, &format!("read from {queue}"), consume).await?;
             let epoch = inner.pushed.open(part);
-            let reader = Reader { inner: Arc::clone(inner), part, epoch, consumer: ManuallyDrop::new(consumer) };
+            let reader =
+                Reader { inner: Arc::clone(inner), part, epoch, consumer: ManuallyDrop::new(consumer) };
             tokio::spawn(reader.read(self.ends.0.clone()));
             *open = Some(Subscription { channel, epoch });
         }
