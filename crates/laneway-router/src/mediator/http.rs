@@ -80,6 +80,8 @@ pub struct HttpSettings {
     pub breaker: BreakerSettings,
     /// What a target may ask for.
     pub limits: Limits,
+    /// The token of the lease that the router works under, for the targets to see.
+    pub epoch: Option<u64>,
 }
 
 impl Default for HttpSettings {
@@ -97,6 +99,7 @@ impl Default for HttpSettings {
             scope: Scope::default(),
             breaker: BreakerSettings::default(),
             limits: Limits::default(),
+            epoch: None,
         }
     }
 }
@@ -237,6 +240,9 @@ impl HttpMediator {
         }
         all.insert(headers::SEQUENCE, HeaderValue::from(call.sequence));
         all.insert(headers::ATTEMPT, HeaderValue::from(call.attempt));
+        if let Some(epoch) = self.inner.settings.epoch {
+            all.insert(headers::EPOCH, HeaderValue::from(epoch));
+        }
     }
 
     fn add_signature(&self, all: &mut HeaderMap, id: &str, body: &[u8]) {

@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
+use crate::standby::Turn;
 use crate::message::{MediationType, Message};
 
 pub use breaker::{BreakerSettings, BreakerState, BreakerStatus, Breakers};
@@ -88,7 +89,12 @@ pub struct Mediators {
     simulated_metrics: Arc<Metrics>,
     sinks: Sinks,
     sink_metrics: Arc<Metrics>,
+    /// Nothing is attempted once this is over.
+    turn: Option<Turn>,
 }
+
+/// How long a message waits that came when the router's turn was over; the router ends meanwhile.
+const NOT_OUR_TURN: Duration = Duration::from_secs(1);
 
 impl Mediators {
     /// From one of each.
@@ -99,7 +105,13 @@ impl Mediators {
             simulated_metrics: Arc::default(),
             sinks: Sinks::default(),
             sink_metrics: Arc::default(),
+            turn: None,
         }
+    }
+
+    /// The same, as long as this turn lasts.
+    pub fn in_turn(self, turn: Option<Turn>) -> Self {
+        Mediators { turn, ..self }
     }
 
     /// The same, with these sinks.
@@ -159,6 +171,10 @@ impl Mediators {
 
 impl Mediator for Mediators {
     fn mediate<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Verdict> {
+        if self.turn.as_ref().is_some_and(|turn| !turn.is_on()) {
+            let reason = "another router works: the lease of this one has ended".to_owned();
+            return Box::pin(std::future::ready(Verdict::Wait { delay: NOT_OUR_TURN, reason }));
+        }
         match call.message.mediation_type {
             MediationType::Http => Box::pin(self.http.mediate(call)),
             MediationType::Simulated => Box::pin(self.simulate(call)),

@@ -90,7 +90,7 @@ async fn start(options: &Options, folder: &TempDir) -> Result<Service, Failure> 
         let free = layering.set("laneway.http.bind", &quoted("127.0.0.1:0"));
         config = Config::load(&free).map_err(|error| bad(&error))?;
     }
-    super::start(config).await
+    super::start(config, None).await
 }
 
 /// What the demonstration sets itself lies below what the user sets.

@@ -46,7 +46,7 @@ impl PostgresLease {
                 let mut transaction = self.pool.begin().await?;
                 let lock = sqlx::query("SELECT pg_advisory_xact_lock($1)").bind(SET_UP_LOCK);
                 lock.execute(&mut *transaction).await?;
-                sqlx::raw_sql(SCHEMA).execute(&mut *transaction).await?;
+                sqlx::Executor::execute(&mut *transaction, SCHEMA).await?;
                 transaction.commit().await?;
             }
             *is_set_up = true;

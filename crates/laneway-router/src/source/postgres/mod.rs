@@ -449,8 +449,7 @@ impl Inner {
             )));
         }
         if !found.pgmq {
-            let pgmq = pgmq::PGMQueueExt::new_with_pool(self.pool.clone()).await;
-            let installed = timeout(SET_UP, pgmq.install_sql_from_embedded()).await;
+            let installed = timeout(SET_UP, install_pgmq(self.pool.clone())).await;
             let problem = match installed {
                 Ok(Ok(())) => None,
                 Ok(Err(error)) => Some(error.to_string()),
@@ -462,7 +461,7 @@ impl Inner {
             }
         }
         let (queue, ungrouped) = (self.settings.queue.clone(), self.settings.ungrouped);
-        let installed = timeout(SET_UP, install(&self.pool, queue, ungrouped)).await;
+        let installed = timeout(SET_UP, install(self.pool.clone(), queue, ungrouped)).await;
         let installed = installed.map_err(|_| Failure::Late(SET_UP)).and_then(|done| done.map_err(Failure::Sql));
         installed.map_err(|failure| self.explained(failure))
     }
@@ -522,13 +521,24 @@ async fn look(connection: &mut PgConnection, queue: String) -> Result<Inventory,
     Ok(found)
 }
 
+fn install_pgmq(pool: PgPool) -> BoxFuture<'static, Result<(), pgmq::PgmqError>> {
+    async move { pgmq::PGMQueueExt::new_with_pool(pool).await.install_sql_from_embedded().await }.boxed()
+}
+
 /// Brings everything but pgmq itself into the state that is wanted, in one transaction.
-async fn install(pool: &PgPool, queue: String, ungrouped: Ungrouped) -> Result<(), sqlx::Error> {
-    let mut transaction = pool.begin().await?;
+fn install(pool: PgPool, queue: String, ungrouped: Ungrouped) -> BoxFuture<'static, Result<(), sqlx::Error>> {
+    async move { install_in(pool.begin().await?, queue, ungrouped).await }.boxed()
+}
+
+async fn install_in(
+    mut transaction: sqlx::Transaction<'static, sqlx::Postgres>,
+    queue: String,
+    ungrouped: Ungrouped,
+) -> Result<(), sqlx::Error> {
     sqlx::query("SELECT pg_advisory_xact_lock($1)").bind(SET_UP_LOCK).execute(&mut *transaction).await?;
     let found = look(&mut *transaction, queue.clone()).await?;
     if found.version != Some(SCHEMA_VERSION) {
-        sqlx::raw_sql(SCHEMA).execute(&mut *transaction).await?;
+        sqlx::Executor::execute(&mut *transaction, SCHEMA).await?;
     }
     let table = statements::table(&queue);
     if !found.queue {
@@ -550,7 +560,7 @@ async fn install(pool: &PgPool, queue: String, ungrouped: Ungrouped) -> Result<(
              CREATE TRIGGER laneway_take_turn BEFORE INSERT ON {table} FOR EACH ROW
                  EXECUTE FUNCTION laneway_queue.take_turn('{table}_msg_id_seq', '{mode}')"
         );
-        sqlx::raw_sql(&trigger).execute(&mut *transaction).await?;
+        sqlx::Executor::execute(&mut *transaction, trigger.as_str()).await?;
     }
     if !found.signal {
         let signal = sqlx::query("SELECT pgmq.enable_notify_insert($1, $2)").bind(&queue).bind(SIGNAL_EVERY);
