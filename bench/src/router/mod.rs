@@ -1,9 +1,15 @@
-//! `bench router`: from the embedded queue to a target on loopback, with order per group checked at the target.
+//! `bench router`: from the embedded queue to a target on loopback, with order per group checked at the target; with `--source`, from a real broker
+//! ([`brokers`]).
 //!
 //! Every run is a fresh process, as in `bench engine`: this program again, with a hidden first argument. What a run does is in [`run`]; here
 //! are the options, the rounds, the table, the targets and the JSON lines.
 
 mod run;
+
+#[cfg(feature = "brokers")]
+mod brokers;
+#[cfg(feature = "nats")]
+mod nats;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -66,6 +72,9 @@ pub struct RouterArgs {
     /// Slots of the pool in `deliver` and `latency`
     #[arg(long, default_value_t = 256, value_name = "N")]
     pub pool: usize,
+    /// From a broker that is started for it, beside a plain consumer of the same client; the workloads are then 1-queue, 8-queues, 100-queues
+    #[arg(long, value_name = "KIND")]
+    pub source: Option<String>,
     /// Write every value to this file, one JSON object per line
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -86,6 +95,7 @@ pub(crate) struct Spec {
     pub(crate) rate: u64,
     pub(crate) seconds: f64,
     pub(crate) pool: usize,
+    pub(crate) source: Option<String>,
 }
 
 /// Does the work of a child or of a target, where this process is one. Otherwise returns at once, with nothing.
@@ -128,10 +138,11 @@ pub fn run(args: &RouterArgs) -> Result<()> {
 impl RouterArgs {
     /// What is to be run in each round, as (workload, contender).
     fn runs(&self) -> Result<Vec<(&'static str, &'static str)>> {
+        let all = self.all()?;
         for name in &self.workload {
-            let known = || WORKLOADS.map(|(name, ..)| name).join(", ");
+            let known = || all.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
             ensure!(
-                WORKLOADS.iter().any(|(known, ..)| known == name),
+                all.iter().any(|(known, _)| known == name),
                 "unknown workload {name:?}: expected one of {}",
                 known()
             );
@@ -144,11 +155,29 @@ impl RouterArgs {
             self.contenders.is_empty() || self.contenders.iter().any(|wanted| wanted == **name)
         };
         let mut runs = Vec::new();
-        for (workload, _, contenders) in WORKLOADS.into_iter().filter(|(name, ..)| chosen(name)) {
+        for (workload, contenders) in all.into_iter().filter(|(name, _)| chosen(name)) {
             runs.extend(contenders.iter().filter(takes_part).map(|contender| (workload, *contender)));
         }
         ensure!(!runs.is_empty(), "no such contender: `--list` names them");
         Ok(runs)
+    }
+
+    /// The workloads with their contenders.
+    fn all(&self) -> Result<Vec<(&'static str, &'static [&'static str])>> {
+        let Some(kind) = &self.source else {
+            return Ok(WORKLOADS.map(|(name, _, contenders)| (name, contenders)).to_vec());
+        };
+        #[cfg(feature = "brokers")]
+        {
+            let known = brokers::KINDS.join(", ");
+            ensure!(
+                brokers::KINDS.contains(&kind.as_str()),
+                "no source {kind:?} in this program: there are {known}"
+            );
+            Ok(brokers::WORKLOADS.map(|(name, _)| (name, &brokers::CONTENDERS[..])).to_vec())
+        }
+        #[cfg(not(feature = "brokers"))]
+        bail!("no source {kind:?} in this program: build it with `--features {kind}`")
     }
 
     fn spec(&self, workload: &str, contender: &str) -> Spec {
@@ -159,6 +188,7 @@ impl RouterArgs {
             rate: self.rate,
             seconds: self.seconds,
             pool: self.pool,
+            source: self.source.clone(),
         }
     }
 }
@@ -236,6 +266,16 @@ fn print_targets(report: &Report) {
     }
     if let Some(efficiency) = median("extreme", "laneway", "efficiency") {
         lines.push(("5,000 slots against the ideal", efficiency, 0.9));
+    }
+    for workload in ["1-queue", "8-queues", "100-queues"] {
+        let rates = median(workload, "laneway", "messages_per_second").zip(median(
+            workload,
+            "plain",
+            "messages_per_second",
+        ));
+        if let Some((routed, plain)) = rates {
+            lines.push(("routed against a plain consumer that acknowledges", routed / plain, 0.8));
+        }
     }
     for groups in [1, 5, 10, 100] {
         if let Some(ratio) = median("table", "laneway", &format!("seconds_of_ideal_{groups}_groups")) {

@@ -32,6 +32,10 @@ pub(super) fn run(spec: &Spec) -> Result<Outcome> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let run = async {
+            #[cfg(feature = "brokers")]
+            if let Some(kind) = &spec.source {
+                return super::brokers::run(spec, kind).await;
+            }
             match spec.workload.as_str() {
                 "publish" => publish(spec).await,
                 "deliver" => deliver(spec).await,
@@ -91,18 +95,18 @@ fn mediators() -> Mediators {
 }
 
 /// How one process stood when the clock began.
-struct Clock {
+pub(super) struct Clock {
     began: Instant,
     cpu: f64,
 }
 
 impl Clock {
-    fn start() -> Self {
+    pub(super) fn start() -> Self {
         Clock { began: Instant::now(), cpu: machine::cpu_seconds().unwrap_or(0.0) }
     }
 
     /// Rate, processor time per message, and what a core would do.
-    fn stop(&self, messages: u64, outcome: &mut Outcome) {
+    pub(super) fn stop(&self, messages: u64, outcome: &mut Outcome) {
         let seconds = self.began.elapsed().as_secs_f64();
         let cpu = machine::cpu_seconds().unwrap_or(0.0) - self.cpu;
         let mut set = |metric: &str, value| outcome.set(metric, value);
@@ -116,13 +120,13 @@ impl Clock {
 }
 
 /// Zipf with exponent 1.1 over the groups, the same every time.
-struct Zipf {
+pub(super) struct Zipf {
     cumulative: Vec<f64>,
     state: u64,
 }
 
 impl Zipf {
-    fn new(groups: usize) -> Self {
+    pub(super) fn new(groups: usize) -> Self {
         let mut sum = 0.0;
         let cumulative = (1..=groups)
             .map(|rank| {
@@ -133,7 +137,7 @@ impl Zipf {
         Zipf { cumulative, state: 0x9E37_79B9_7F4A_7C15 }
     }
 
-    fn next(&mut self) -> usize {
+    pub(super) fn next(&mut self) -> usize {
         // Xorshift: no more is needed to spread messages over groups.
         self.state ^= self.state << 13;
         self.state ^= self.state >> 7;

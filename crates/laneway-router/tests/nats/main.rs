@@ -1,6 +1,10 @@
 //! NATS JetStream on a real server: the promises of every source, several instances, and what goes wrong.
 
 mod conformance;
+mod crash;
+mod guide;
+#[path = "../instances/mod.rs"]
+mod instances;
 mod trouble;
 
 use std::sync::Arc;

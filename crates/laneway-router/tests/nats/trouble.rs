@@ -169,6 +169,10 @@ async fn a_server_that_goes_away_and_comes_back() {
                 again += 1;
                 continue;
             }
+            // What was not acknowledged to its publisher may have arrived all the same.
+            if number == 99 {
+                continue;
+            }
             if settled == Settled::Settled || settled == Settled::Stale {
                 assert!(last.is_none_or(|last| number == last + 1), "{number} after {last:?}");
                 last = Some(number);

@@ -90,6 +90,9 @@ pub(super) struct Keeper {
     owned: HashMap<usize, Owned>,
     /// Our own key, while we ask for deliveries: when it was last written.
     present: Option<Instant>,
+    /// What went wrong in this round, and whether anything went well.
+    trouble: Option<String>,
+    succeeded: bool,
     interruptions: (mpsc::UnboundedSender<Interrupted>, mpsc::UnboundedReceiver<Interrupted>),
 }
 
@@ -112,6 +115,8 @@ impl Keeper {
             seen: HashMap::new(),
             owned: HashMap::new(),
             present: None,
+            trouble: None,
+            succeeded: false,
             interruptions: mpsc::unbounded_channel(),
         };
         Ok((keeper, watch))
@@ -211,11 +216,16 @@ impl Keeper {
         let claiming = self.shared.is_claiming(now);
         self.announce(claiming, now).await;
         self.renew(now).await;
-        let share = if claiming { self.share(now) } else { 0 };
+        let share = claiming.then(|| self.share(now));
         self.let_go(share).await;
         self.take_over_again().await;
-        if claiming {
+        if let Some(share) = share {
             self.take(share, now).await;
+        }
+        match (self.trouble.take(), std::mem::take(&mut self.succeeded)) {
+            (Some(trouble), _) => self.shared.trouble(Some(trouble)),
+            (None, true) => self.shared.trouble(None),
+            (None, false) => {}
         }
     }
 
@@ -225,8 +235,9 @@ impl Keeper {
         let due = self.present.is_none_or(|at| now - at >= self.shared.settings.owner_lease / 3);
         if claiming && due {
             let tenant = Tenant { instance: self.instance.clone(), consumer: String::new() };
-            if self.bucket.put(&key, written(&tenant)).await.is_ok() {
-                self.present = Some(now);
+            match self.bucket.put(&key, written(&tenant)).await {
+                Ok(_) => (self.present, self.succeeded) = (Some(now), true),
+                Err(error) => self.trouble = Some(format!("cannot write to the leases: {error}")),
             }
         } else if !claiming && self.present.take().is_some() {
             let _ = self.bucket.delete(&key).await;
@@ -251,14 +262,14 @@ impl Keeper {
         for (number, renewed) in join_all(renewals).await {
             match renewed {
                 Renewed::Until(revision) => {
-                    self.shared.trouble(None);
+                    self.succeeded = true;
                     if let Some(owned) = self.owned.get_mut(&number) {
                         (owned.revision, owned.renewed) = (revision, now);
                     }
                     self.shared.state().held_until(number, now + self.shared.settings.owner_lease);
                 }
                 Renewed::Lost => self.lose(number),
-                Renewed::Unknown(error) => self.shared.trouble(Some(error)),
+                Renewed::Unknown(error) => self.trouble = Some(error),
             }
         }
     }
@@ -289,31 +300,16 @@ impl Keeper {
         self.shared.arrived.notify_waiters();
     }
 
-    /// Frees what is beyond our share, as soon as nothing of it is claimed.
-    async fn let_go(&mut self, share: usize) {
-        let surplus = self.owned.len().saturating_sub(share);
-        let mut free = Vec::new();
-        {
-            let mut state = self.shared.state();
-            let mut numbers: Vec<usize> = self.owned.keys().copied().collect();
-            // Those go first of which nothing is claimed.
-            numbers.sort_by_key(|number| (state.has_claimed(*number), *number));
-            let (going, staying) = numbers.split_at(surplus.min(numbers.len()));
-            for number in staying {
-                state.keep(*number);
-            }
-            for number in going {
-                state.drain(*number);
-                if !state.has_claimed(*number) {
-                    free.push(*number);
-                }
-            }
-        }
+    /// Frees what is beyond our share, as soon as nothing of it is claimed. Where nobody asks for anything, that is all.
+    async fn let_go(&mut self, share: Option<usize>) {
+        let surplus = self.owned.len().saturating_sub(share.unwrap_or(0));
+        let free = self.shared.state().let_go(self.owned.keys().copied().collect(), surplus, share.is_some());
         for number in free {
             self.release(number).await;
         }
     }
 
+    /// Tells the others that a partition is free, of which nothing is handed out any more.
     async fn release(&mut self, number: usize) {
         let Some(owned) = self.owned.remove(&number) else { return };
         self.shared.state().lose(number);
@@ -342,7 +338,7 @@ impl Keeper {
                     self.owned.insert(number, owned);
                 }
                 Err(Occupied::Taken) => self.lose(number),
-                Err(Occupied::Trouble(error)) => self.shared.trouble(Some(error)),
+                Err(Occupied::Trouble(error)) => self.trouble = Some(error),
             }
         }
     }
@@ -355,7 +351,8 @@ impl Keeper {
                 return;
             }
             let seen = self.seen.get(&partition_key(number));
-            let held = |seen: &Seen| seen.value.is_some() && now - seen.at < lease;
+            let others = |tenant: &Tenant| tenant.instance != self.instance;
+            let held = |seen: &Seen| seen.value.as_ref().is_some_and(others) && now - seen.at < lease;
             if self.owned.contains_key(&number) || seen.is_some_and(held) {
                 continue;
             }
@@ -363,12 +360,15 @@ impl Keeper {
             let before = seen.and_then(|seen| seen.value.as_ref()).map(|tenant| tenant.consumer.clone());
             match self.occupy(number, revision, before.as_deref()).await {
                 Ok(owned) => {
-                    self.shared.trouble(None);
+                    self.succeeded = true;
                     self.owned.insert(number, owned);
                 }
                 // The watch will say whose it is; but a key that has gone says nothing.
                 Err(Occupied::Taken) => self.look_again(number).await,
-                Err(Occupied::Trouble(error)) => return self.shared.trouble(Some(error)),
+                Err(Occupied::Trouble(error)) => {
+                    self.trouble = Some(error);
+                    return;
+                }
             }
         }
     }
@@ -506,21 +506,23 @@ fn tenant(entry: &kv::Entry) -> Option<Tenant> {
 }
 
 async fn open_bucket(shared: &Shared) -> Result<Store, Failure> {
-    let name = shared.settings.owners();
-    if let Ok(bucket) = shared.context.get_key_value(&name).await {
-        return Ok(bucket);
-    }
-    let config = kv::Config {
-        bucket: name.clone(),
-        description: "who reads which partition".to_owned(),
-        history: 1,
-        num_replicas: shared.settings.replicas,
-        ..kv::Config::default()
+    let (settings, context) = (&shared.settings, &shared.context);
+    let bucket = settings.owners();
+    // Made as a stream, which is what a bucket is: the client's own way asks for the account first, in words that servers before 2.10 do not know.
+    let config = || stream::Config {
+        name: format!("KV_{bucket}"),
+        description: Some("who reads which partition".to_owned()),
+        subjects: vec![format!("$KV.{bucket}.>")],
+        max_messages_per_subject: 1,
+        discard: stream::DiscardPolicy::New,
+        allow_rollup: true,
+        deny_delete: true,
+        num_replicas: settings.replicas,
+        ..stream::Config::default()
     };
-    let made = shared.context.create_key_value(config).await;
-    made.map_err(|error| {
-        Failure::Wrong(format!("the bucket {name} is not there and cannot be made: {error}"))
-    })
+    settings.find_or_make(context, &format!("KV_{bucket}"), config).await?;
+    let opened = context.get_key_value(&bucket).await;
+    opened.map_err(|error| Failure::Absent(format!("cannot open the bucket {bucket}: {error}")))
 }
 
 // ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────────────

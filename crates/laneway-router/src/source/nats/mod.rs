@@ -473,9 +473,15 @@ impl Settings {
                 ),
             ));
         }
-        if let Err(error) = context.query_account().await {
+        let asked = context.client().request("$JS.API.INFO", Default::default()).await;
+        let refused = |answer: &async_nats::Message| {
+            let answer: serde_json::Value = serde_json::from_slice(&answer.payload).unwrap_or_default();
+            answer["error"]["description"].as_str().map(str::to_owned)
+        };
+        let trouble = asked.map_or_else(|error| Some(error.to_string()), |answer| refused(&answer));
+        if let Some(trouble) = trouble {
             found.push(Finding::error(
-                format!("JetStream does not answer: {error}"),
+                format!("JetStream does not answer: {trouble}"),
                 "start the server with -js, or allow JetStream for this account",
             ));
             return found;

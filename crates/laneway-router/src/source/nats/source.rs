@@ -1,6 +1,6 @@
 //! What the router reads: claims from the shelf, settles at the server.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -93,22 +93,21 @@ impl State {
         self.shelf.remove_if(|handle, _| handle.partition == number);
     }
 
-    pub(super) fn keep(&mut self, number: usize) {
-        if let Some(tenancy) = self.tenancies.get_mut(&number) {
-            tenancy.draining = false;
-        }
-    }
-
-    pub(super) fn drain(&mut self, number: usize) {
-        if let Some(tenancy) = self.tenancies.get_mut(&number) {
-            tenancy.draining = true;
-        }
-    }
-
-    /// Whether any message of a partition is handed out.
-    pub(super) fn has_claimed(&mut self, number: usize) -> bool {
+    /// Chooses so many partitions to free, those first of which nothing is claimed. Such a one is not ours any more when this comes back; the others give nothing out
+    /// until they can be freed too, unless nobody asks for anything anyway.
+    pub(super) fn let_go(&mut self, mut owned: Vec<usize>, surplus: usize, drain: bool) -> Vec<usize> {
         self.shelf.expire(Instant::now());
-        self.shelf.claimed().any(|handle| handle.partition == number)
+        let claimed: HashSet<usize> = self.shelf.claimed().map(|handle| handle.partition).collect();
+        owned.sort_by_key(|number| (claimed.contains(number), *number));
+        for (place, number) in owned.iter().enumerate() {
+            if let Some(tenancy) = self.tenancies.get_mut(number) {
+                tenancy.draining = drain && place < surplus;
+            }
+        }
+        owned.truncate(surplus);
+        owned.retain(|number| !claimed.contains(number));
+        owned.iter().for_each(|number| self.lose(*number));
+        owned
     }
 
     /// Puts a message on the shelf. False if the partition is not read by this consumer any more.

@@ -1,4 +1,4 @@
-//! A queue in Postgres and the promises of every source, on a real server.
+//! The promises of every source.
 //!
 //! One server for all promises, a queue for each of them, all at the same time: the server is what takes long to start.
 

@@ -1,0 +1,194 @@
+//! `bench router --source KIND`: from a real broker through the router, beside a plain consumer of the same client that only acknowledges.
+//!
+//! Every run starts a server of its own, fills its queues, and drains them. The router's target is a function that checks the order of each group and is done: what is
+//! measured is reading, routing and settling, which is what the plain consumer's time is compared with. A kind of broker takes part with a [`Fixture`].
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use futures_util::future::{BoxFuture, try_join_all};
+use laneway_router::mediator::{Call, Mediator, Verdict};
+use laneway_router::pool::PoolSettings;
+use laneway_router::router::{MakeMediator, Router, SourceSettings};
+use laneway_router::source::Source;
+use laneway_router::source::broker::Broker;
+use laneway_router::source::sink::Outgoing;
+use tokio::sync::Notify;
+
+use super::Spec;
+use super::run::{Clock, Zipf};
+use crate::drive::Outcome;
+
+/// The workloads with a source: their names, and how many queues each has, with a pool for each.
+pub(super) const WORKLOADS: [(&str, usize); 3] = [("1-queue", 1), ("8-queues", 8), ("100-queues", 100)];
+
+/// Who takes part.
+pub(super) const CONTENDERS: [&str; 2] = ["laneway", "plain"];
+
+/// The kinds that are in this program.
+pub(super) const KINDS: &[&str] = &[
+    #[cfg(feature = "nats")]
+    "nats",
+];
+
+/// Messages, unless somebody says otherwise.
+const MESSAGES: u64 = 100_000;
+
+/// Groups of all queues together.
+const GROUPS: usize = 10_000;
+
+/// What a kind of broker brings. Its server ends with it.
+pub(super) trait Fixture {
+    /// The settings of one of so many queues.
+    fn broker(&self, queue: usize, queues: usize) -> Arc<dyn Broker>;
+
+    /// Reads so many messages of a queue with the plain client, as a user would who needs no order, and acknowledges each.
+    fn consume(&self, queue: usize, queues: usize, count: u64) -> BoxFuture<'_, Result<()>>;
+}
+
+fn fixture(kind: &str) -> Result<Box<dyn Fixture>> {
+    match kind {
+        #[cfg(feature = "nats")]
+        "nats" => Ok(Box::new(super::nats::Nats::start()?)),
+        other => bail!("no source {other:?} in this program: there are {}", KINDS.join(", ")),
+    }
+}
+
+pub(super) async fn run(spec: &Spec, kind: &str) -> Result<Outcome> {
+    let known = WORKLOADS.iter().find(|(name, _)| *name == spec.workload);
+    let queues = known.context("unknown workload")?.1;
+    let fixture = fixture(kind)?;
+    let counts = fill(&*fixture, queues, spec.messages.unwrap_or(MESSAGES)).await?;
+    match spec.contender.as_str() {
+        "laneway" => route(&*fixture, queues, spec.pool, &counts).await,
+        "plain" => consume(&*fixture, queues, &counts).await,
+        other => bail!("unknown contender {other:?}"),
+    }
+}
+
+/// Publishes the messages, ordered by group, and says how many each queue has.
+async fn fill(fixture: &dyn Fixture, queues: usize, messages: u64) -> Result<Vec<u64>> {
+    const BATCH: usize = 1_000;
+    let mut zipf = Zipf::new(GROUPS);
+    let mut positions = vec![0u64; GROUPS];
+    let mut batches: Vec<Vec<Outgoing>> = vec![Vec::new(); queues];
+    let mut counts = vec![0; queues];
+    let mut sinks = Vec::new();
+    for queue in 0..queues {
+        let broker = fixture.broker(queue, queues);
+        // Also opened as a source, so that everything that is made at the first opening is there.
+        broker.open_source(format!("queue-{queue}").into()).await?.close().await;
+        sinks.push(broker.open_sink(format!("queue-{queue}").into()).await?);
+    }
+    for number in 0..messages {
+        let group = zipf.next();
+        let queue = group % queues;
+        positions[group] += 1;
+        counts[queue] += 1;
+        batches[queue].push(outgoing(number, group, queue, positions[group]));
+        if batches[queue].len() == BATCH {
+            sinks[queue].publish(std::mem::take(&mut batches[queue])).await?;
+        }
+    }
+    for (sink, batch) in sinks.iter().zip(batches) {
+        sink.publish(batch).await?;
+    }
+    Ok(counts)
+}
+
+fn outgoing(number: u64, group: usize, queue: usize, position: u64) -> Outgoing {
+    let text = format!(
+        r#"{{"id":"m-{number}","poolCode":"pool-{queue}","mediationType":"SIMULATED","messageGroupId":"group-{group}","payload":{{"group":{group},"position":{position}}}}}"#
+    );
+    Outgoing {
+        id: format!("m-{number}"),
+        group: Some(format!("group-{group}").into()),
+        deduplication_id: None,
+        text: text.into_bytes().into(),
+        headers: Default::default(),
+    }
+}
+
+/// A target that is done at once, and has seen the order of every group.
+struct Checker {
+    last: Mutex<HashMap<String, u64>>,
+    violations: Mutex<Vec<String>>,
+    handled: AtomicU64,
+    all: u64,
+    finished: Notify,
+}
+
+#[derive(serde::Deserialize)]
+struct Payload {
+    position: u64,
+}
+
+impl Mediator for Checker {
+    fn mediate<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Verdict> {
+        let payload =
+            call.message.payload.as_ref().and_then(|payload| serde_json::from_str(payload.get()).ok());
+        let position = payload.map_or(0, |payload: Payload| payload.position);
+        {
+            let mut last = self.last.lock().expect("nothing panics under it");
+            let last = last.entry(call.key.to_owned()).or_default();
+            if position != *last + 1 {
+                let what = format!("{}: {position} after {last}", call.key);
+                self.violations.lock().expect("nothing panics under it").push(what);
+            }
+            *last = position;
+        }
+        if self.handled.fetch_add(1, Relaxed) + 1 == self.all {
+            self.finished.notify_one();
+        }
+        Box::pin(std::future::ready(Verdict::Done))
+    }
+}
+
+async fn route(fixture: &dyn Fixture, queues: usize, pool: usize, counts: &[u64]) -> Result<Outcome> {
+    let all = counts.iter().sum();
+    let checker = Arc::new(Checker {
+        last: Mutex::default(),
+        violations: Mutex::default(),
+        handled: AtomicU64::new(0),
+        all,
+        finished: Notify::new(),
+    });
+    let shared = Arc::clone(&checker);
+    let make: MakeMediator = Arc::new(move |_| Arc::clone(&shared) as Arc<dyn Mediator>);
+    let concurrency = if queues == 1 { pool } else { pool.min(64) };
+    let settings =
+        PoolSettings { concurrency, capacity: 4_096, group_capacity: 1_024, ..PoolSettings::default() };
+    let router = Router::start(settings.clone(), make)?;
+    let mut sources: Vec<Arc<dyn Source>> = Vec::new();
+    for queue in 0..queues {
+        router.add_pool(&format!("pool-{queue}"), settings.clone())?;
+        sources.push(fixture.broker(queue, queues).open_source(format!("queue-{queue}").into()).await?);
+    }
+    let mut outcome = Outcome::default();
+    let clock = Clock::start();
+    for source in &sources {
+        router.add_source(Arc::clone(source), SourceSettings::default());
+    }
+    checker.finished.notified().await;
+    clock.stop(all, &mut outcome);
+    let report = router.shutdown(Duration::from_secs(10)).await;
+    ensure!(report.settled, "not everything was settled");
+    outcome.violations.append(&mut checker.violations.lock().expect("nothing panics under it"));
+    let handled = checker.handled.load(Relaxed);
+    if handled != all {
+        outcome.violations.push(format!("{handled} were handled of {all}"));
+    }
+    Ok(outcome)
+}
+
+async fn consume(fixture: &dyn Fixture, queues: usize, counts: &[u64]) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    let clock = Clock::start();
+    let consuming = counts.iter().enumerate().map(|(queue, count)| fixture.consume(queue, queues, *count));
+    try_join_all(consuming).await?;
+    clock.stop(counts.iter().sum(), &mut outcome);
+    Ok(outcome)
+}
