@@ -32,6 +32,8 @@ pub(super) const CONTENDERS: [&str; 2] = ["laneway", "plain"];
 pub(super) const KINDS: &[&str] = &[
     #[cfg(feature = "nats")]
     "nats",
+    #[cfg(feature = "postgres")]
+    "postgres",
 ];
 
 /// Messages, unless somebody says otherwise.
@@ -53,6 +55,8 @@ fn fixture(kind: &str) -> Result<Box<dyn Fixture>> {
     match kind {
         #[cfg(feature = "nats")]
         "nats" => Ok(Box::new(super::nats::Nats::start()?)),
+        #[cfg(feature = "postgres")]
+        "postgres" => Ok(Box::new(super::postgres::Postgres::start()?)),
         other => bail!("no source {other:?} in this program: there are {}", KINDS.join(", ")),
     }
 }

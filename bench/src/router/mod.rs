@@ -10,6 +10,8 @@ mod run;
 mod brokers;
 #[cfg(feature = "nats")]
 mod nats;
+#[cfg(feature = "postgres")]
+mod postgres;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

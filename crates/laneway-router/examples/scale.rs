@@ -22,7 +22,11 @@ struct Measured {
 /// plans with them.
 const MEASURED: Measured = Measured {
     cpu: 41.5e-6,
-    brokers: [("NATS JetStream, one server", 36_000.0), ("Postgres, one database", 2_500.0), ("SQS FIFO, one queue (quota)", 70_000.0)],
+    brokers: [
+        ("NATS JetStream, one server", 36_000.0),
+        ("Postgres, one database", 2_500.0),
+        ("SQS FIFO, one queue (quota)", 70_000.0),
+    ],
 };
 
 /// An instance: so many cores, so many slots.
@@ -40,7 +44,10 @@ const KEYS: usize = 1_000_000;
 fn main() {
     let (rate, seed) = (argument("--rate", 1e6), argument("--seed", 1.0) as u64);
     let mean = TARGET_MEDIAN * (SPREAD * SPREAD / 2.0).exp();
-    println!("{rate:.0} messages per second, {CORES} cores and {SLOTS} slots per instance, {KEYS} keys, targets {:.1} ms on average\n", mean * 1e3);
+    println!(
+        "{rate:.0} messages per second, {CORES} cores and {SLOTS} slots per instance, {KEYS} keys, targets {:.1} ms on average\n",
+        mean * 1e3
+    );
     instances(rate, seed);
     partitions(rate, seed);
     skew(rate, mean);
@@ -57,7 +64,9 @@ fn argument(name: &str, otherwise: f64) -> f64 {
 
 fn instances(rate: f64, seed: u64) {
     let least = (rate * MEASURED.cpu / CORES as f64 / HEADROOM).ceil() as usize;
-    println!("| instances | busiest has | its cores are busy | calls under way | waits, p50 | waits, p99 | keeps up |");
+    println!(
+        "| instances | busiest has | its cores are busy | calls under way | waits, p50 | waits, p99 | keeps up |"
+    );
     println!("|---|---|---|---|---|---|---|");
     for count in [least * 2 / 3, least * 5 / 6, least, least * 5 / 4, least * 3 / 2] {
         let shares = shares(count, 1_024, 0.0, seed);
@@ -164,7 +173,11 @@ fn simulate(rate: f64, seed: u64) -> Run {
     let at = |part: f64| waits[((waits.len() - 1) as f64 * part) as usize];
     let mean = TARGET_MEDIAN * (SPREAD * SPREAD / 2.0).exp();
     // What waits at the end may be the noise of a moment; a load that is too large leaves a part of itself behind.
-    Run { waits: [at(0.5), at(0.99)], under_way: rate * mean, keeps_up: (backlog as f64) < count as f64 * 0.02 }
+    Run {
+        waits: [at(0.5), at(0.99)],
+        under_way: rate * mean,
+        keeps_up: (backlog as f64) < count as f64 * 0.02,
+    }
 }
 
 impl Instance {
@@ -174,7 +187,9 @@ impl Instance {
     }
 
     fn run_until(&mut self, until: u64) {
-        while let Some(Reverse((at, event))) = self.due.peek().copied().filter(|Reverse((at, _))| *at <= until) {
+        while let Some(Reverse((at, event))) =
+            self.due.peek().copied().filter(|Reverse((at, _))| *at <= until)
+        {
             self.due.pop();
             self.now = at;
             match self.events[event] {
@@ -250,7 +265,9 @@ fn normal(random: &mut fastrand::Rng) -> f64 {
 
 fn partitions(rate: f64, seed: u64) {
     let count = planned(rate);
-    println!("| partitions, on {count} instances | per partition and second | busiest instance, even keys | Zipf 0.5 | Zipf 0.8 |");
+    println!(
+        "| partitions, on {count} instances | per partition and second | busiest instance, even keys | Zipf 0.5 | Zipf 0.8 |"
+    );
     println!("|---|---|---|---|---|");
     for partitions in [count, count + count / 2, count * 4, 256, 1_024] {
         let busiest = [0.0, 0.5, 0.8].map(|exponent| {
@@ -275,8 +292,14 @@ fn planned(rate: f64) -> usize {
 // ── what a hot key does ─────────────────────────────────────────────────────────────────────────────────────────────
 
 fn skew(rate: f64, mean: f64) {
-    println!("A lane serves {:.0} messages per second: one at a time, each {:.1} ms.\n", 1.0 / mean, mean * 1e3);
-    println!("| spread of {KEYS} keys | the hottest has, per second | lanes that get more than they can serve | part of the load in those |");
+    println!(
+        "A lane serves {:.0} messages per second: one at a time, each {:.1} ms.\n",
+        1.0 / mean,
+        mean * 1e3
+    );
+    println!(
+        "| spread of {KEYS} keys | the hottest has, per second | lanes that get more than they can serve | part of the load in those |"
+    );
     println!("|---|---|---|---|");
     for (name, exponent) in [("even", 0.0), ("Zipf 0.5", 0.5), ("Zipf 0.8", 0.8), ("Zipf 1.0", 1.0)] {
         let (weights, total) = zipf(exponent);
@@ -297,7 +320,9 @@ fn skew(rate: f64, mean: f64) {
 /// As a fluid: what comes for the partitions of the lost instance waits until the broker gives them to others, and is then worked off beside the rest.
 fn loss(rate: f64) {
     let capacity = CORES as f64 / MEASURED.cpu;
-    println!("| instances | lease | waits meanwhile | survivors' cores are busy | all caught up after | longest wait |");
+    println!(
+        "| instances | lease | waits meanwhile | survivors' cores are busy | all caught up after | longest wait |"
+    );
     println!("|---|---|---|---|---|---|");
     let planned = planned(rate);
     for count in [planned, planned * 5 / 4, planned * 2] {
@@ -338,7 +363,10 @@ fn first_to_break(rate: f64, mean: f64) {
     row("an instance's cores, planned", CORES as f64 / MEASURED.cpu * HEADROOM, rate);
     row("an instance's slots", SLOTS as f64 / mean, rate);
     let calls = rate * mean;
-    println!("\n{calls:.0} calls are under way at once, {:.0} on each of {count} instances.", calls / count as f64);
+    println!(
+        "\n{calls:.0} calls are under way at once, {:.0} on each of {count} instances.",
+        calls / count as f64
+    );
 }
 
 fn time(seconds: f64) -> String {

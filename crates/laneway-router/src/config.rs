@@ -359,7 +359,10 @@ fn read_standby(s: &mut Section<'_>) -> Option<standby::Settings> {
     let (url, name) = (s.text("lease"), s.text("name"));
     let time = s.duration("time", Duration::from_secs(2)..=Duration::from_secs(3600));
     if name.is_empty() || name.len() > NAME_BYTES_MAX || name.chars().any(char::is_control) {
-        s.problem("name", format!("must be a name of 1 to {NAME_BYTES_MAX} bytes without control characters"));
+        s.problem(
+            "name",
+            format!("must be a name of 1 to {NAME_BYTES_MAX} bytes without control characters"),
+        );
     }
     let settings = standby::Settings { url: Secret::new(url), name, time };
     if settings.url.expose().is_empty() {

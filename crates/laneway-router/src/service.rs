@@ -169,7 +169,8 @@ impl Service {
             );
         }
         let http = HttpMediator::new(config.mediator.http.clone(), Signer::default());
-        let mediators = Mediators::new(http, Simulated::new(fastrand::u64(..))).with_sinks(sinks(&config)).in_turn(turn);
+        let mediators =
+            Mediators::new(http, Simulated::new(fastrand::u64(..))).with_sinks(sinks(&config)).in_turn(turn);
         let ingress = match &config.ingress {
             Some(settings) => {
                 let mediator = mediators.with_signer(signer(&config, &[]));

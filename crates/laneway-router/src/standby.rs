@@ -283,7 +283,8 @@ pub async fn answer_meanwhile(address: std::net::SocketAddr) -> std::io::Result<
     use axum::http::StatusCode;
     use axum::routing::get;
     let told = || async { Json(serde_json::json!({ "status": "standby" })) };
-    let waits = || async { (StatusCode::SERVICE_UNAVAILABLE, Json(serde_json::json!({ "status": "standby" }))) };
+    let waits =
+        || async { (StatusCode::SERVICE_UNAVAILABLE, Json(serde_json::json!({ "status": "standby" }))) };
     let app = axum::Router::new().route("/health/live", get(told)).fallback(waits);
     let listener = tokio::net::TcpListener::bind(address).await?;
     axum::serve(listener, app).await?;
@@ -360,7 +361,11 @@ mod tests {
         assert!(timeout(TIME * 20, other.active()).await.is_err());
         assert!(one.is_active() && !other.is_active());
         one.end().await;
-        assert_eq!(timeout(TIME / 2, other.active()).await, Ok(2), "nobody waits for a lease that was let go");
+        assert_eq!(
+            timeout(TIME / 2, other.active()).await,
+            Ok(2),
+            "nobody waits for a lease that was let go"
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -373,7 +378,10 @@ mod tests {
         cut_off.lost(token).await;
         let ends = paper.state.lock().unwrap().1.expect("it was held");
         assert!(!cut_off.is_active());
-        assert!(ends >= Instant::now() + TIME / MARGIN - Duration::from_millis(10), "stopped with time to spare");
+        assert!(
+            ends >= Instant::now() + TIME / MARGIN - Duration::from_millis(10),
+            "stopped with time to spare"
+        );
         assert!(began.elapsed() > TIME / 4, "and not at the first failure");
         assert!(cut_off.trouble().is_some());
         paper.is_away.store(false, SeqCst);

@@ -23,8 +23,8 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
-use crate::standby::Turn;
 use crate::message::{MediationType, Message};
+use crate::standby::Turn;
 
 pub use breaker::{BreakerSettings, BreakerState, BreakerStatus, Breakers};
 pub use connect::BadCertificate;

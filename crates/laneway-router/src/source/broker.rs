@@ -162,10 +162,8 @@ macro_rules! kind {
 }
 
 /// All kinds. A feature that is not on is known as well, so that the error can name it.
-pub const KINDS: &[Kind] = &[
-    kind!("nats", ["nats", "tls"], nats),
-    kind!("postgres", ["postgres", "postgresql"], postgres),
-];
+pub const KINDS: &[Kind] =
+    &[kind!("nats", ["nats", "tls"], nats), kind!("postgres", ["postgres", "postgresql"], postgres)];
 
 /// Reads one section of `laneway.sources` or `laneway.sinks`.
 pub fn read(s: &mut Section<'_>, role: Role) -> Option<Arc<dyn Broker>> {

@@ -46,7 +46,8 @@ impl Subject for Postgres {
     }
 
     fn consumer(&self) -> BoxFuture<'_, Arc<dyn Source>> {
-        let consumer: Arc<dyn Source> = Arc::new(PostgresQueue::open(self.settings.clone()).expect("a queue"));
+        let consumer: Arc<dyn Source> =
+            Arc::new(PostgresQueue::open(self.settings.clone()).expect("a queue"));
         futures_util::future::ready(consumer).boxed()
     }
 

@@ -7,7 +7,8 @@ use super::instances::{Plan, run};
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_routers_that_are_killed_and_a_server_that_is_restarted_lose_nothing_and_keep_the_order() {
     let mut server = super::start();
-    let settings = format!("kind = postgres, url = {:?}, queue = orders, connections = 4", postgres::url(&server));
+    let settings =
+        format!("kind = postgres, url = {:?}, queue = orders, connections = 4", postgres::url(&server));
     let config = format!(
         "laneway {{ queue.queues = [], sources.orders {{ {settings} }}, sinks.orders {{ {settings} }} }}"
     );

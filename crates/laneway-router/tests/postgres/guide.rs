@@ -69,9 +69,15 @@ async fn a_url_is_enough_to_publish() {
     let url = format!("postgres://laneway@{}/postgres?queue=orders", server.address());
     let sink = broker::from_url(&url).expect("a sink").open_sink("there".into()).await.expect("it opens");
     let answers = sink.publish(vec![outgoing("a")]).await.expect("published");
-    assert!(matches!(answers[..], [Published::Accepted { sequence: Some(_), duplicate: false }]), "{answers:?}");
+    assert!(
+        matches!(answers[..], [Published::Accepted { sequence: Some(_), duplicate: false }]),
+        "{answers:?}"
+    );
     assert_eq!(super::texts(&super::claim(&super::open(&server, "orders"), 1).await), ["{}"]);
     let long = Outgoing { text: vec![b' '; 300_000].into(), ..outgoing("b") };
-    let answers = sink.publish(vec![long, Outgoing { deduplication_id: None, ..outgoing("b") }]).await.expect("one of them");
+    let answers = sink
+        .publish(vec![long, Outgoing { deduplication_id: None, ..outgoing("b") }])
+        .await
+        .expect("one of them");
     assert!(matches!(&answers[..], [Published::Refused { .. }, Published::Accepted { .. }]), "{answers:?}");
 }

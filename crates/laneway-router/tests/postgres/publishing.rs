@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use laneway_router::source::embedded::{PublishError, Publication, Refusal};
+use laneway_router::source::embedded::{Publication, PublishError, Refusal};
 use laneway_router::source::{Disposal, Source};
 use tokio::time::timeout;
 
@@ -41,7 +41,8 @@ async fn copies_are_recognised_within_the_window_and_within_a_batch() {
     let server = super::start();
     let queue = open(&server, "orders");
     let one = |text: &str, id: &str| Publication::new(text).group("a").deduplication_id(id);
-    let published = queue.publish_many(vec![one("0", "x"), one("1", "y"), one("0", "x")]).await.expect("published");
+    let published =
+        queue.publish_many(vec![one("0", "x"), one("1", "y"), one("0", "x")]).await.expect("published");
     assert_eq!(published.iter().map(|it| it.duplicate).collect::<Vec<_>>(), [false, false, true]);
     assert_eq!(published[0].sequence, published[2].sequence);
     let again = queue.publish_many(vec![one("1", "y"), one("2", "z")]).await.expect("published");
@@ -66,7 +67,13 @@ async fn copies_are_recognised_within_the_window_and_within_a_batch() {
 async fn bytes_come_back_as_they_were() {
     let server = super::start();
     let queue = open(&server, "orders");
-    let bodies: [&[u8]; 5] = [b"", b"{ \"b\": 1,  \"a\": 1.50, \"a\": 2 }", b"\xff\xfe", b"zero \0 inside", "\u{1F980} \\u0000 \"".as_bytes()];
+    let bodies: [&[u8]; 5] = [
+        b"",
+        b"{ \"b\": 1,  \"a\": 1.50, \"a\": 2 }",
+        b"\xff\xfe",
+        b"zero \0 inside",
+        "\u{1F980} \\u0000 \"".as_bytes(),
+    ];
     for body in bodies {
         queue.publish_many(vec![Publication::new(body).group("a")]).await.expect("published");
         let held = claim(&queue, 1).await;
@@ -74,7 +81,8 @@ async fn bytes_come_back_as_they_were() {
         done(&queue, &held).await;
     }
     let long = Publication::new(vec![b'x'; 300_000]);
-    let PublishError { refusal, publications } = queue.publish_many(vec![long.clone()]).await.expect_err("too long");
+    let PublishError { refusal, publications } =
+        queue.publish_many(vec![long.clone()]).await.expect_err("too long");
     assert!(matches!(refusal, Refusal::TooLong { place: 0, bytes: 300_000 }));
     assert_eq!(publications, [long]);
 }
@@ -91,7 +99,11 @@ async fn pgmq_and_we_respect_each_other() {
     let theirs: Vec<i64> = sqlx::query_scalar(read).fetch_all(&client).await.expect("read");
     assert_eq!(theirs.len(), 1);
     finds_nothing(&queue, "pgmq's reader has the head").await;
-    sqlx::query("SELECT pgmq.delete('orders', $1::bigint)").bind(theirs[0]).execute(&client).await.expect("deleted");
+    sqlx::query("SELECT pgmq.delete('orders', $1::bigint)")
+        .bind(theirs[0])
+        .execute(&client)
+        .await
+        .expect("deleted");
     let ours = claim(&queue, 10).await;
     assert_eq!(texts(&ours), ["1"]);
     let theirs: Vec<i64> = sqlx::query_scalar(read).fetch_all(&client).await.expect("read");

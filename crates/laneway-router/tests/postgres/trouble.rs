@@ -41,12 +41,16 @@ async fn what_is_refused_or_missing_is_said_clearly_and_mended_without_a_restart
     }
     run("GRANT USAGE ON SCHEMA pgmq, laneway_queue TO clerk;
          GRANT ALL ON ALL TABLES IN SCHEMA pgmq, laneway_queue TO clerk;
-         GRANT ALL ON ALL SEQUENCES IN SCHEMA pgmq, laneway_queue TO clerk").await;
+         GRANT ALL ON ALL SEQUENCES IN SCHEMA pgmq, laneway_queue TO clerk")
+    .await;
     let held = claim(&clerk, 1).await;
     assert_eq!(texts(&held), ["0"]);
     run("REVOKE DELETE ON pgmq.q_orders FROM clerk").await;
     let settle = clerk.settle(vec![(held[0].receipt.clone(), Disposal::Done)]).await;
-    assert!(matches!(&settle, Err(SourceError::Broken(text)) if text.contains("permission denied")), "{settle:?}");
+    assert!(
+        matches!(&settle, Err(SourceError::Broken(text)) if text.contains("permission denied")),
+        "{settle:?}"
+    );
     run("GRANT DELETE ON pgmq.q_orders TO clerk").await;
     done(&clerk, &held).await;
 

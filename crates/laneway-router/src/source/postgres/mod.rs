@@ -51,7 +51,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use self::statements::{Statements, UNGROUPED, kinds};
 use crate::message::{MESSAGE_BYTES_MAX, Secret};
 use crate::pool::Ungrouped;
-use crate::source::embedded::{PublishError, Publication, Published, Refusal};
+use crate::source::embedded::{Publication, PublishError, Published, Refusal};
 use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
 
 /// The schema, as it is installed.
@@ -268,7 +268,6 @@ impl PostgresQueue {
     pub async fn set_up(&self) -> Result<(), SourceError> {
         self.inner.set_up().await
     }
-
 }
 
 /// The address as options. The planner is told to stay with the indexes: a plan that was made while the queue was empty must not be a scan of
@@ -299,7 +298,8 @@ fn place(options: &PgConnectOptions) -> String {
 // ── asking ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 /// A question to the server.
-type Question<T> = Box<dyn for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>> + Send>;
+type Question<T> =
+    Box<dyn for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>> + Send>;
 
 /// Why there was no answer.
 enum Failure {
@@ -333,10 +333,7 @@ impl Inner {
     }
 
     /// Asks again when the statement met another one that locked the same rows in another order, which Postgres ends by telling one of them.
-    async fn ask_despite_conflicts<T>(
-        &self,
-        question: impl Fn() -> Question<T>,
-    ) -> Result<T, SourceError> {
+    async fn ask_despite_conflicts<T>(&self, question: impl Fn() -> Question<T>) -> Result<T, SourceError> {
         self.set_up().await?;
         let mut left = CONFLICTS_MAX;
         let answer = loop {
@@ -384,7 +381,9 @@ impl Inner {
 /// What an error of the server means, by its code (an appendix of the manual of Postgres lists them).
 fn explain(place: &str, queue: &str, code: &str, message: &str) -> SourceError {
     match code {
-        "28P01" | "28000" => SourceError::Broken(format!("{place} refuses the user or the password: {message}")),
+        "28P01" | "28000" => {
+            SourceError::Broken(format!("{place} refuses the user or the password: {message}"))
+        }
         "3D000" => SourceError::Broken(format!("{place}: {message}")),
         "42501" => SourceError::Broken(format!(
             "{place}: {message}; the user needs the schemas pgmq and laneway_queue, their tables and sequences"
@@ -462,7 +461,8 @@ impl Inner {
         }
         let (queue, ungrouped) = (self.settings.queue.clone(), self.settings.ungrouped);
         let installed = timeout(SET_UP, install(self.pool.clone(), queue, ungrouped)).await;
-        let installed = installed.map_err(|_| Failure::Late(SET_UP)).and_then(|done| done.map_err(Failure::Sql));
+        let installed =
+            installed.map_err(|_| Failure::Late(SET_UP)).and_then(|done| done.map_err(Failure::Sql));
         installed.map_err(|failure| self.explained(failure))
     }
 }
@@ -472,10 +472,16 @@ impl Inventory {
     fn missing(&self, ungrouped: Ungrouped) -> Option<&'static str> {
         let needs = [
             (self.pgmq, "pgmq is not installed"),
-            (self.version == Some(SCHEMA_VERSION), "the schema laneway_queue is missing, or of another version"),
+            (
+                self.version == Some(SCHEMA_VERSION),
+                "the schema laneway_queue is missing, or of another version",
+            ),
             (self.queue, "the queue is missing"),
             (self.index, "the queue has no index of its groups"),
-            (self.turns == Some(ungrouped), "publishers do not take turns as they should (a trigger is missing)"),
+            (
+                self.turns == Some(ungrouped),
+                "publishers do not take turns as they should (a trigger is missing)",
+            ),
             (self.signal, "insertions are not signalled (a trigger or its row is missing)"),
         ];
         needs.into_iter().find(|(is_there, _)| !is_there).map(|(_, what)| what)
@@ -515,7 +521,9 @@ async fn look(connection: &mut PgConnection, queue: String) -> Result<Inventory,
     }
     if found.signal {
         // This table is emptied when the server crashes, and nothing is signalled from then on.
-        let row = sqlx::query_scalar("SELECT EXISTS (SELECT FROM pgmq.notify_insert_throttle WHERE queue_name = $1)");
+        let row = sqlx::query_scalar(
+            "SELECT EXISTS (SELECT FROM pgmq.notify_insert_throttle WHERE queue_name = $1)",
+        );
         found.signal = row.bind(&queue).fetch_one(connection).await?;
     }
     Ok(found)
@@ -608,7 +616,8 @@ async fn publish(
         forms.push(if text.is_some() { "plain" } else { "base64" });
         texts.push(text.map_or_else(|| BASE64.encode(&publication.text), str::to_owned));
     }
-    let name = |name: &Option<Arc<str>>| name.as_deref().filter(|name| !name.trim().is_empty()).map(str::to_owned);
+    let name =
+        |name: &Option<Arc<str>>| name.as_deref().filter(|name| !name.trim().is_empty()).map(str::to_owned);
     let groups: Vec<_> = publications.iter().map(|publication| name(&publication.group)).collect();
     let ids: Vec<_> = publications.iter().map(|publication| name(&publication.deduplication_id)).collect();
     let delays: Vec<f64> = publications.iter().map(|publication| seconds(publication.delay)).collect();
@@ -753,10 +762,16 @@ impl Inner {
         Ok((rows.len(), last))
     }
 
-    async fn take_loose(&self, taken: &mut Vec<Delivery>, most: usize, lease: f64) -> Result<(), SourceError> {
+    async fn take_loose(
+        &self,
+        taken: &mut Vec<Delivery>,
+        most: usize,
+        lease: f64,
+    ) -> Result<(), SourceError> {
         let statement = self.statements.claim_loose.clone();
         let question: Question<Vec<PgRow>> = Box::new(move |connection| {
-            async move { sqlx::query(&statement).bind(most as i64).bind(lease).fetch_all(connection).await }.boxed()
+            async move { sqlx::query(&statement).bind(most as i64).bind(lease).fetch_all(connection).await }
+                .boxed()
         });
         taken.extend(self.ask(question).await?.iter().map(delivery));
         Ok(())
@@ -770,7 +785,8 @@ impl Inner {
         });
         let due = self.ask(question).await?;
         // A little later than that, or it is looked for a moment too early.
-        Ok(due.map_or(WAIT_MAX, |due| Duration::from_secs_f64(due.clamp(0.0, WAIT_MAX.as_secs_f64()) + 0.001)))
+        Ok(due
+            .map_or(WAIT_MAX, |due| Duration::from_secs_f64(due.clamp(0.0, WAIT_MAX.as_secs_f64()) + 0.001)))
     }
 
     /// Begins to listen for the server's signals, unless somebody does already.
@@ -787,8 +803,7 @@ impl Inner {
 async fn hear(inner: Weak<Inner>, pool: PgPool) {
     let mut pause = POLL.1;
     while !pool.is_closed() {
-        let Some(channel) =
-            inner.upgrade().map(|inner| format!("pgmq.q_{}.INSERT", inner.settings.queue))
+        let Some(channel) = inner.upgrade().map(|inner| format!("pgmq.q_{}.INSERT", inner.settings.queue))
         else {
             return;
         };
@@ -906,7 +921,8 @@ impl Inner {
             let (kinds, delays, reasons) = (kinds.clone(), delays.clone(), reasons.clone());
             Box::new(move |connection| {
                 async move {
-                    let query = sqlx::query(&statement).bind(asked.numbers).bind(asked.counts).bind(asked.times);
+                    let query =
+                        sqlx::query(&statement).bind(asked.numbers).bind(asked.counts).bind(asked.times);
                     query.bind(kinds).bind(delays).bind(reasons).bind(queue).fetch_all(connection).await
                 }
                 .boxed()
@@ -931,7 +947,8 @@ impl Inner {
             let (statement, asked) = (statement.clone(), asked.clone());
             Box::new(move |connection| {
                 async move {
-                    let query = sqlx::query(&statement).bind(asked.numbers).bind(asked.counts).bind(asked.times);
+                    let query =
+                        sqlx::query(&statement).bind(asked.numbers).bind(asked.counts).bind(asked.times);
                     query.bind(seconds(lease)).fetch_all(connection).await
                 }
                 .boxed()
