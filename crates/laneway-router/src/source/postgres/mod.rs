@@ -16,8 +16,9 @@
 //! # How it waits
 //!
 //! A claim that finds nothing looks again after a pause that doubles up to a second, when the next hidden row is due, when this process has
-//! settled something, and when Postgres says that something was inserted. pgmq sends that signal at most four times a second, so that publishers
-//! need not take turns for it; a message that comes between two signals is found by the pauses, which are short then.
+//! settled something, and when Postgres says that something was inserted. That signal is sent by one publisher at a time, so that they need not wait
+//! for each other; a message that comes beside a signal is found by the pauses, which are short then. (pgmq has a signal of its own, whose
+//! publishers wait for each other's transactions to end.)
 //!
 //! # When the server is away
 //!
@@ -34,7 +35,6 @@ pub use lease::PostgresLease;
 use std::collections::HashSet;
 use std::fmt;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -71,9 +71,6 @@ pub const BATCH_MAX: usize = 10_000;
 
 /// How long a claim that finds nothing pauses, at first and at the longest.
 const POLL: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
-
-/// pgmq signals insertions no more often than this, in milliseconds: its own default.
-const SIGNAL_EVERY: i32 = 250;
 
 /// How long getting a connection, and then an answer, may take.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -169,8 +166,6 @@ struct Inner {
     /// Told when there may be something to claim.
     wake: Arc<Notify>,
     listener: Mutex<Option<AbortHandle>>,
-    /// Whether the server's signals are heard.
-    hears: AtomicBool,
 }
 
 #[derive(Default)]
@@ -246,7 +241,6 @@ impl PostgresQueue {
                 cursor: tokio::sync::Mutex::default(),
                 wake: Arc::default(),
                 listener: Mutex::default(),
-                hears: AtomicBool::new(false),
             }),
         })
     }
@@ -482,7 +476,7 @@ impl Inventory {
                 self.turns == Some(ungrouped),
                 "publishers do not take turns as they should (a trigger is missing)",
             ),
-            (self.signal, "insertions are not signalled (a trigger or its row is missing)"),
+            (self.signal, "insertions are not signalled (a trigger is missing)"),
         ];
         needs.into_iter().find(|(is_there, _)| !is_there).map(|(_, what)| what)
     }
@@ -496,7 +490,7 @@ async fn look(connection: &mut PgConnection, queue: String) -> Result<Inventory,
              (SELECT pg_get_triggerdef(oid) FROM pg_trigger
               WHERE tgrelid = to_regclass($1) AND tgname = 'laneway_take_turn'),
              EXISTS (SELECT FROM pg_trigger
-              WHERE tgrelid = to_regclass($1) AND tgname = 'trigger_notify_queue_insert_listeners')",
+              WHERE tgrelid = to_regclass($1) AND tgname = 'laneway_signal')",
     )
     .bind(&table)
     .bind(format!("pgmq.q_{queue}_laneway"))
@@ -518,13 +512,6 @@ async fn look(connection: &mut PgConnection, queue: String) -> Result<Inventory,
     if row.get(1) {
         let version = sqlx::query_scalar("SELECT version FROM laneway_queue.version");
         found.version = version.fetch_optional(&mut *connection).await?;
-    }
-    if found.signal {
-        // This table is emptied when the server crashes, and nothing is signalled from then on.
-        let row = sqlx::query_scalar(
-            "SELECT EXISTS (SELECT FROM pgmq.notify_insert_throttle WHERE queue_name = $1)",
-        );
-        found.signal = row.bind(&queue).fetch_one(connection).await?;
     }
     Ok(found)
 }
@@ -571,8 +558,11 @@ async fn install_in(
         sqlx::Executor::execute(&mut *transaction, trigger.as_str()).await?;
     }
     if !found.signal {
-        let signal = sqlx::query("SELECT pgmq.enable_notify_insert($1, $2)").bind(&queue).bind(SIGNAL_EVERY);
-        signal.execute(&mut *transaction).await?;
+        let trigger = format!(
+            "CREATE TRIGGER laneway_signal AFTER INSERT ON {table} FOR EACH STATEMENT
+                 EXECUTE FUNCTION laneway_queue.signal()"
+        );
+        sqlx::query(&trigger).execute(&mut *transaction).await?;
     }
     transaction.commit().await
 }
@@ -803,7 +793,7 @@ impl Inner {
 async fn hear(inner: Weak<Inner>, pool: PgPool) {
     let mut pause = POLL.1;
     while !pool.is_closed() {
-        let Some(channel) = inner.upgrade().map(|inner| format!("pgmq.q_{}.INSERT", inner.settings.queue))
+        let Some(channel) = inner.upgrade().map(|inner| format!("laneway_queue.q_{}", inner.settings.queue))
         else {
             return;
         };
@@ -817,18 +807,13 @@ async fn hear(inner: Weak<Inner>, pool: PgPool) {
         };
         if let Ok(mut listener) = listening.await {
             pause = POLL.1;
-            // Whatever came before it listened was not heard. A server that was away may have forgotten that it is to signal.
+            // Whatever came before it listened was not heard.
             if let Some(inner) = inner.upgrade() {
-                inner.hears.store(true, Relaxed);
-                *inner.is_set_up.lock().await = false;
                 inner.wake.notify_waiters();
             }
             while let Ok(Some(_)) = listener.try_recv().await {
                 let Some(inner) = inner.upgrade() else { return };
                 inner.wake.notify_waiters();
-            }
-            if let Some(inner) = inner.upgrade() {
-                inner.hears.store(false, Relaxed);
             }
         }
         sleep(pause).await;
