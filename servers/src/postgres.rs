@@ -69,7 +69,7 @@ fn init(initdb: &Path, folder: &Path) -> Result<()> {
 fn server(postgres: &Path, folder: &Path, port: u16) -> Command {
     let mut command = Command::new(postgres);
     command.arg("-D").arg(folder.join("data")).args(["-p", &port.to_string()]);
-    command.args(["-c", "listen_addresses=127.0.0.1", "-c", "max_connections=200"]);
+    command.args(["-c", "listen_addresses=127.0.0.1", "-c", "max_connections=500"]);
     command.arg("-c").arg(format!("unix_socket_directories={}", folder.display())).current_dir(folder);
     command
 }

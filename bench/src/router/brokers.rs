@@ -34,6 +34,8 @@ pub(super) const KINDS: &[&str] = &[
     "nats",
     #[cfg(feature = "rabbitmq")]
     "rabbitmq",
+    #[cfg(feature = "postgres")]
+    "postgres",
 ];
 
 /// Messages, unless somebody says otherwise.
@@ -57,6 +59,8 @@ fn fixture(kind: &str) -> Result<Box<dyn Fixture>> {
         "nats" => Ok(Box::new(super::nats::Nats::start()?)),
         #[cfg(feature = "rabbitmq")]
         "rabbitmq" => Ok(Box::new(super::rabbitmq::Rabbit::start()?)),
+        #[cfg(feature = "postgres")]
+        "postgres" => Ok(Box::new(super::postgres::Postgres::start()?)),
         other => bail!("no source {other:?} in this program: there are {}", KINDS.join(", ")),
     }
 }

@@ -12,6 +12,8 @@ mod brokers;
 mod nats;
 #[cfg(feature = "rabbitmq")]
 mod rabbitmq;
+#[cfg(feature = "postgres")]
+mod postgres;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -19,6 +19,7 @@ use crate::pool::{CAPACITY_MAX, CONCURRENCY_MAX, Exhausted, PoolSettings, Ungrou
 use crate::router::{DEFAULT_POOL, POOLS_MAX};
 use crate::source::broker::{self, Broker, Role};
 use crate::source::embedded::{self, Durability, QUEUES_MAX, QueueOptions};
+use crate::standby;
 
 /// Every key with its default, as HOCON with comments.
 pub const REFERENCE: &str = include_str!("reference.conf");
@@ -126,6 +127,8 @@ pub struct Config {
     pub log: Log,
     /// How long a shutdown drains.
     pub drain: Duration,
+    /// The lease by which one service of several works, if there is one.
+    pub standby: Option<standby::Settings>,
     /// Whether there are test targets: unless somebody says so, only where nobody else can reach them.
     pub test_targets: bool,
     shown: Vec<Effective>,
@@ -314,6 +317,7 @@ fn read(s: &mut Section<'_>) -> Config {
     let telemetry = s.section("telemetry", read_telemetry);
     let log = s.section("log", read_log);
     let drain = s.section("shutdown", |s| s.duration("drain", Duration::ZERO..=LONGEST));
+    let standby = s.section("standby", read_standby);
     let is_loopback = http.bind.ip().is_loopback();
     let test_targets = s.one_of("test-targets", &[("loopback", is_loopback), ("on", true), ("off", false)]);
     Config {
@@ -331,6 +335,7 @@ fn read(s: &mut Section<'_>) -> Config {
         telemetry,
         log,
         drain,
+        standby,
         test_targets,
         shown: Vec::new(),
         layering: Layering::default(),
@@ -399,6 +404,25 @@ fn read_queue(s: &mut Section<'_>) -> Queue {
         ungrouped: ungrouped(s),
         cache_bytes: s.bytes("cache", 0..=1 << 40) as usize,
     }
+}
+
+fn read_standby(s: &mut Section<'_>) -> Option<standby::Settings> {
+    let (url, name) = (s.text("lease"), s.text("name"));
+    let time = s.duration("time", Duration::from_secs(2)..=Duration::from_secs(3600));
+    if name.is_empty() || name.len() > NAME_BYTES_MAX || name.chars().any(char::is_control) {
+        s.problem(
+            "name",
+            format!("must be a name of 1 to {NAME_BYTES_MAX} bytes without control characters"),
+        );
+    }
+    let settings = standby::Settings { url: Secret::new(url), name, time };
+    if settings.url.expose().is_empty() {
+        return None;
+    }
+    if let Err(what) = settings.check() {
+        s.problem("lease", what);
+    }
+    Some(settings)
 }
 
 fn read_brokers(s: &mut Section<'_>, key: &str, role: Role) -> BTreeMap<String, Arc<dyn Broker>> {

@@ -40,6 +40,7 @@ use crate::router::{
 use crate::source::broker::{self, Broker, Configured};
 use crate::source::embedded::{EmbeddedQueue, EmbeddedStore, OpenError, QueueError};
 use crate::source::sink::{ConfiguredSink, Sink};
+use crate::standby::Turn;
 use crate::targets::TestTargets;
 
 /// A pool that a reload removes may take this long to drain; then it goes on draining, and a warning says so.
@@ -163,6 +164,12 @@ impl fmt::Debug for Service {
 impl Service {
     /// Starts everything. To be called on a tokio runtime with time and IO, on which it then runs.
     pub async fn start(config: Config) -> Result<Service, StartError> {
+        Self::start_in_turn(config, None).await
+    }
+
+    /// The same for a service that has to wait for its turn. When that is over it attempts nothing more, and is to be shut down at once.
+    pub async fn start_in_turn(mut config: Config, turn: Option<Turn>) -> Result<Service, StartError> {
+        config.mediator.http.epoch = turn.as_ref().map(|turn| turn.token);
         let bind = config.http.bind;
         if config.is_beyond_loopback() && config.http.admin_token.is_none() {
             return Err(StartError::Unguarded(bind));
@@ -181,7 +188,8 @@ impl Service {
             );
         }
         let http = HttpMediator::new(config.mediator.http.clone(), Signer::default());
-        let mediators = Mediators::new(http, Simulated::new(fastrand::u64(..))).with_sinks(sinks(&config));
+        let mediators =
+            Mediators::new(http, Simulated::new(fastrand::u64(..))).with_sinks(sinks(&config)).in_turn(turn);
         let ingress = match &config.ingress {
             Some(settings) => {
                 let mediator = mediators.with_signer(signer(&config, &[]));

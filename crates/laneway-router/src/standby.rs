@@ -1,7 +1,8 @@
 //! One router of several works, the others stand by: for sources that cannot be shared, and for whoever wants exactly one at work.
 //!
 //! A [`Lease`] is held by one at a time, for a while; Postgres has one (`source/postgres/lease.rs`). [`Standby::begin`] tries to take it, renews
-//! it, and says by a [`Role`] whether this process may work; `service.rs` reads sources only while it may.
+//! it, and says by a [`Role`] whether this process may work. `laneway serve` starts its service when it may, with a [`Turn`], and ends it when the turn
+//! is over; while it waits, [`answer_meanwhile`] tells whoever asks that it lives and is not ready.
 //!
 //! # Why two never work at the same time
 //!
@@ -24,6 +25,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
+use crate::message::Secret;
 use crate::source::SourceError;
 
 /// A holder stops when this part of its time is left.
@@ -45,6 +47,70 @@ pub trait Lease: Send + Sync + 'static {
 
     /// Lets it go, so that nobody has to wait for its end.
     fn release(&self, token: u64) -> BoxFuture<'_, Result<(), SourceError>>;
+}
+
+/// Where a lease is kept.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// By its scheme, which kind of lease it is.
+    pub url: Secret,
+    /// Those with the same name take turns.
+    pub name: String,
+    /// How long it lasts without being renewed.
+    pub time: Duration,
+}
+
+impl Settings {
+    /// Whether there is such a lease, as far as can be seen without asking.
+    pub fn check(&self) -> Result<(), String> {
+        match self.url.expose().split("://").next() {
+            Some("postgres" | "postgresql") if cfg!(feature = "postgres") => Ok(()),
+            Some("postgres" | "postgresql") => {
+                Err("is not in this program: build it with `--features postgres`".to_owned())
+            }
+            _ => Err("must be the address of a Postgres, such as postgres://user@host/database".to_owned()),
+        }
+    }
+
+    /// Opens it. Nothing is connected yet.
+    pub fn open(&self) -> Result<Arc<dyn Lease>, String> {
+        self.check()?;
+        #[cfg(feature = "postgres")]
+        {
+            let holder = format!("process {}", std::process::id());
+            let lease = crate::source::postgres::PostgresLease::open(&self.url, &self.name, &holder);
+            lease.map(|lease| Arc::new(lease) as Arc<dyn Lease>).map_err(|error| error.to_string())
+        }
+        #[cfg(not(feature = "postgres"))]
+        Err("this program has no lease".to_owned())
+    }
+}
+
+/// A turn to work: good for as long as the lease is held under its token.
+#[derive(Clone)]
+pub struct Turn {
+    /// Whose turn it is.
+    pub standby: Arc<Standby>,
+    /// The token that it began with.
+    pub token: u64,
+}
+
+impl Turn {
+    /// Whether something may begin now.
+    pub fn is_on(&self) -> bool {
+        self.standby.token() == Some(self.token)
+    }
+
+    /// Lasts until it is over.
+    pub async fn over(&self) {
+        self.standby.lost(self.token).await;
+    }
+}
+
+impl std::fmt::Debug for Turn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Turn").field("token", &self.token).finish_non_exhaustive()
+    }
 }
 
 /// What a router may do.
@@ -104,7 +170,7 @@ impl Standby {
         self.shared.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What lasts until the role is this one, or another than this token's.
+    /// Waits until it may work. The answer is the token.
     pub async fn active(&self) -> u64 {
         let mut role = self.role();
         loop {
@@ -129,7 +195,7 @@ impl Standby {
     }
 
     /// Ends it: stops renewing, and lets the lease go if it is held. The work must have ended before.
-    pub async fn end(self) {
+    pub async fn end(&self) {
         self.keeper.abort();
         let held = self.shared.held.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some((token, _)) = held {
@@ -211,6 +277,20 @@ fn late(lease: &dyn Lease) -> SourceError {
     SourceError::Unavailable(format!("the lease {} was not answered in time", lease.name()))
 }
 
+/// Answers at the service's address while it stands by: it is alive, and not ready. Dropped, it lets the address go.
+pub async fn answer_meanwhile(address: std::net::SocketAddr) -> std::io::Result<std::convert::Infallible> {
+    use axum::Json;
+    use axum::http::StatusCode;
+    use axum::routing::get;
+    let told = || async { Json(serde_json::json!({ "status": "standby" })) };
+    let waits =
+        || async { (StatusCode::SERVICE_UNAVAILABLE, Json(serde_json::json!({ "status": "standby" }))) };
+    let app = axum::Router::new().route("/health/live", get(told)).fallback(waits);
+    let listener = tokio::net::TcpListener::bind(address).await?;
+    axum::serve(listener, app).await?;
+    Err(std::io::Error::other("the server has ended"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -281,7 +361,11 @@ mod tests {
         assert!(timeout(TIME * 20, other.active()).await.is_err());
         assert!(one.is_active() && !other.is_active());
         one.end().await;
-        assert_eq!(timeout(TIME / 2, other.active()).await, Ok(2), "nobody waits for a lease that was let go");
+        assert_eq!(
+            timeout(TIME / 2, other.active()).await,
+            Ok(2),
+            "nobody waits for a lease that was let go"
+        );
     }
 
     #[tokio::test(start_paused = true)]
@@ -294,7 +378,10 @@ mod tests {
         cut_off.lost(token).await;
         let ends = paper.state.lock().unwrap().1.expect("it was held");
         assert!(!cut_off.is_active());
-        assert!(ends >= Instant::now() + TIME / MARGIN - Duration::from_millis(10), "stopped with time to spare");
+        assert!(
+            ends >= Instant::now() + TIME / MARGIN - Duration::from_millis(10),
+            "stopped with time to spare"
+        );
         assert!(began.elapsed() > TIME / 4, "and not at the first failure");
         assert!(cut_off.trouble().is_some());
         paper.is_away.store(false, SeqCst);

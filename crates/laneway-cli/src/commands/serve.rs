@@ -5,11 +5,14 @@
 //!                                                   └─► with --demo: load, witness, view until then
 //! ```
 //!
+//! With a lease in the configuration (`laneway.standby`), `standby.rs` waits for its turn first, and again when that is over.
+//!
 //! Messages that are held when the time to drain is over go back to their queue; nothing is lost by stopping.
 
 mod announce;
 mod demo;
 mod drain;
+mod standby;
 
 use std::io;
 use std::net::SocketAddr;
@@ -19,6 +22,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use laneway_router::config::{Config, Layering, Log};
 use laneway_router::service::{Service, StartError};
+use laneway_router::standby::Turn;
 use tokio::sync::Notify;
 
 use super::config::{Layered, bad};
@@ -87,7 +91,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 
 async fn serve(options: &Options, config: Config) -> Result<(), Failure> {
     let interrupted = interrupts(|| {})?;
-    let service = start(config).await?;
+    if let Some(settings) = config.standby.clone() {
+        return standby::serve(options, &config, &settings, &interrupted).await;
+    }
+    let service = start(config, None).await?;
     announce::service(&service, options.json)?;
     interrupted.notified().await;
     // As it is now: a reload may have changed it.
@@ -114,8 +121,8 @@ fn interrupts(leave: impl Fn() + Send + 'static) -> Result<Arc<Notify>, Failure>
     Ok(asked)
 }
 
-async fn start(config: Config) -> Result<Service, Failure> {
-    Service::start(config).await.map_err(|error| {
+async fn start(config: Config, turn: Option<Turn>) -> Result<Service, Failure> {
+    Service::start_in_turn(config, turn).await.map_err(|error| {
         let hint = match &error {
             StartError::Listen { error, .. } if error.kind() == io::ErrorKind::AddrInUse => {
                 "\n\n  somebody listens there already, perhaps another service; --bind 127.0.0.1:0 takes any free port"

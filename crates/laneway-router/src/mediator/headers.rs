@@ -14,6 +14,8 @@ pub const KEY: HeaderName = HeaderName::from_static("laneway-key");
 pub const SEQUENCE: HeaderName = HeaderName::from_static("laneway-sequence");
 /// Which attempt this is, from 1.
 pub const ATTEMPT: HeaderName = HeaderName::from_static("laneway-attempt");
+/// The token of the lease that the router works under, if it needs one. Grows with every router that takes over.
+pub const EPOCH: HeaderName = HeaderName::from_static("laneway-epoch");
 /// The id of the message, percent-encoded; the same for every attempt.
 pub const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
 /// When the call was signed, in seconds since 1970.

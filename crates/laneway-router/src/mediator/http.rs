@@ -80,6 +80,8 @@ pub struct HttpSettings {
     pub breaker: BreakerSettings,
     /// What a target may ask for.
     pub limits: Limits,
+    /// The token of the lease that the router works under, for the targets to see.
+    pub epoch: Option<u64>,
 }
 
 impl Default for HttpSettings {
@@ -97,6 +99,7 @@ impl Default for HttpSettings {
             scope: Scope::default(),
             breaker: BreakerSettings::default(),
             limits: Limits::default(),
+            epoch: None,
         }
     }
 }
@@ -240,6 +243,9 @@ impl HttpMediator {
         if let Some(traceparent) = call.traceparent {
             let value = HeaderValue::try_from(traceparent.to_string()).expect("digits and hyphens");
             all.insert(headers::TRACEPARENT, value);
+        }
+        if let Some(epoch) = self.inner.settings.epoch {
+            all.insert(headers::EPOCH, HeaderValue::from(epoch));
         }
     }
 

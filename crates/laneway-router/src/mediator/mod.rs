@@ -25,6 +25,7 @@ use futures_util::future::BoxFuture;
 
 use crate::message::{MediationType, Message};
 use crate::trace::Traceparent;
+use crate::standby::Turn;
 
 pub use breaker::{BreakerSettings, BreakerState, BreakerStatus, Breakers};
 pub use connect::BadCertificate;
@@ -91,7 +92,12 @@ pub struct Mediators {
     simulated_metrics: Arc<Metrics>,
     sinks: Sinks,
     sink_metrics: Arc<Metrics>,
+    /// Nothing is attempted once this is over.
+    turn: Option<Turn>,
 }
+
+/// How long a message waits that came when the router's turn was over; the router ends meanwhile.
+const NOT_OUR_TURN: Duration = Duration::from_secs(1);
 
 impl Mediators {
     /// From one of each.
@@ -102,7 +108,13 @@ impl Mediators {
             simulated_metrics: Arc::default(),
             sinks: Sinks::default(),
             sink_metrics: Arc::default(),
+            turn: None,
         }
+    }
+
+    /// The same, as long as this turn lasts.
+    pub fn in_turn(self, turn: Option<Turn>) -> Self {
+        Mediators { turn, ..self }
     }
 
     /// The same, with these sinks.
@@ -162,6 +174,10 @@ impl Mediators {
 
 impl Mediator for Mediators {
     fn mediate<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Verdict> {
+        if self.turn.as_ref().is_some_and(|turn| !turn.is_on()) {
+            let reason = "another router works: the lease of this one has ended".to_owned();
+            return Box::pin(std::future::ready(Verdict::Wait { delay: NOT_OUR_TURN, reason }));
+        }
         match call.message.mediation_type {
             MediationType::Http => Box::pin(self.http.mediate(call)),
             MediationType::Simulated => Box::pin(self.simulate(call)),

@@ -91,7 +91,7 @@ async fn start(options: &Options, folder: &TempDir) -> Result<Service, Failure> 
         config = Config::load(&free).map_err(|error| bad(&error))?;
     }
     super::start_log(config.log);
-    super::start(config).await
+    super::start(config, None).await
 }
 
 /// What the demonstration sets itself lies below what the user sets.

@@ -139,7 +139,10 @@ impl Settings {
         }
         if examination.role == Role::Source && examination.lease < Duration::from_secs(3) {
             findings.push(Finding::warning(
-                format!("deliveries are leased for {:?}: a short pause of the server hands them to others", examination.lease),
+                format!(
+                    "deliveries are leased for {:?}: a short pause of the server hands them to others",
+                    examination.lease
+                ),
                 "make laneway.lease 30 s",
             ));
         }
@@ -169,7 +172,8 @@ async fn durability(connection: &mut PgConnection, table: &str) -> Result<Vec<Fi
         findings.push(Finding::error(what, "set fsync = on"));
     }
     if commit == "off" {
-        let what = "synchronous_commit is off: the last moments before a crash are forgotten, acknowledged or not";
+        let what =
+            "synchronous_commit is off: the last moments before a crash are forgotten, acknowledged or not";
         findings.push(Finding::warning(what, "set synchronous_commit = on for this user"));
     }
     if unlogged {
@@ -178,7 +182,10 @@ async fn durability(connection: &mut PgConnection, table: &str) -> Result<Vec<Fi
     }
     if standby {
         let what = "the server is a replica: nothing can be claimed or published";
-        findings.push(Finding::error(what, "name the primary server, or add target_session_attrs to a list of hosts"));
+        findings.push(Finding::error(
+            what,
+            "name the primary server, or add target_session_attrs to a list of hosts",
+        ));
     }
     if left < 10 {
         let what = format!("the server has room for {left} more connections");
@@ -231,7 +238,8 @@ fn refusal(outgoing: &Outgoing) -> Option<String> {
     if bytes > MESSAGE_BYTES_MAX {
         return Some(format!("{bytes} bytes are more than the {MESSAGE_BYTES_MAX} that a message may have"));
     }
-    let names = [("group", outgoing.group.as_deref()), ("deduplication id", outgoing.deduplication_id.as_deref())];
+    let names =
+        [("group", outgoing.group.as_deref()), ("deduplication id", outgoing.deduplication_id.as_deref())];
     let bad = |name: &str| name.len() > NAME_BYTES_MAX || name.contains('\0');
     let (what, _) = names.into_iter().find(|(_, name)| name.is_some_and(bad))?;
     Some(format!("its {what} has more than {NAME_BYTES_MAX} bytes, or a zero in it"))
@@ -271,7 +279,10 @@ mod tests {
     #[test]
     fn a_url_names_the_queue_and_nothing_else_of_ours() {
         assert_eq!(split("postgres://h/d"), ("postgres://h/d".to_owned(), None));
-        assert_eq!(split("postgres://h/d?queue=orders"), ("postgres://h/d".to_owned(), Some("orders".to_owned())));
+        assert_eq!(
+            split("postgres://h/d?queue=orders"),
+            ("postgres://h/d".to_owned(), Some("orders".to_owned()))
+        );
         let (url, queue) = split("postgres://h/d?sslmode=require&queue=orders&connect_timeout=1");
         assert_eq!(url, "postgres://h/d?sslmode=require&connect_timeout=1");
         assert_eq!(queue.as_deref(), Some("orders"));
@@ -279,7 +290,11 @@ mod tests {
 
     #[test]
     fn errors_about_a_url_do_not_repeat_it() {
-        for url in ["postgres://me:hush@h/d", "postgres://me:hush@h:port/d?queue=orders", "postgres://me:hush@h/d?queue=O-1"] {
+        for url in [
+            "postgres://me:hush@h/d",
+            "postgres://me:hush@h:port/d?queue=orders",
+            "postgres://me:hush@h/d?queue=O-1",
+        ] {
             let error = from_url(url).expect_err("not right");
             assert!(!error.contains("hush"), "{error}");
         }

@@ -32,7 +32,8 @@ impl PostgresLease {
     pub fn open(url: &Secret, name: &str, holder: &str) -> Result<Self, OpenError> {
         let options = connect_options(url, name)?;
         let place = place(&options);
-        let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(CONNECT).connect_lazy_with(options);
+        let pool =
+            PgPoolOptions::new().max_connections(1).acquire_timeout(CONNECT).connect_lazy_with(options);
         let is_set_up = tokio::sync::Mutex::new(false);
         Ok(PostgresLease { name: name.to_owned(), holder: holder.to_owned(), pool, place, is_set_up })
     }
@@ -46,7 +47,7 @@ impl PostgresLease {
                 let mut transaction = self.pool.begin().await?;
                 let lock = sqlx::query("SELECT pg_advisory_xact_lock($1)").bind(SET_UP_LOCK);
                 lock.execute(&mut *transaction).await?;
-                sqlx::raw_sql(SCHEMA).execute(&mut *transaction).await?;
+                sqlx::Executor::execute(&mut *transaction, SCHEMA).await?;
                 transaction.commit().await?;
             }
             *is_set_up = true;
@@ -120,7 +121,8 @@ impl Lease for PostgresLease {
 
     fn release(&self, token: u64) -> BoxFuture<'_, Result<(), SourceError>> {
         let question = async move {
-            let statement = "UPDATE laneway_queue.lease SET ends = clock_timestamp() WHERE name = $1 AND token = $2";
+            let statement =
+                "UPDATE laneway_queue.lease SET ends = clock_timestamp() WHERE name = $1 AND token = $2";
             sqlx::query(statement).bind(&self.name).bind(token as i64).execute(&self.pool).await.map(drop)
         };
         self.ask(CONNECT, question).boxed()

@@ -16,8 +16,9 @@
 //! # How it waits
 //!
 //! A claim that finds nothing looks again after a pause that doubles up to a second, when the next hidden row is due, when this process has
-//! settled something, and when Postgres says that something was inserted. pgmq sends that signal at most four times a second, so that publishers
-//! need not take turns for it; a message that comes between two signals is found by the pauses, which are short then.
+//! settled something, and when Postgres says that something was inserted. That signal is sent by one publisher at a time, so that they need not wait
+//! for each other; a message that comes beside a signal is found by the pauses, which are short then. (pgmq has a signal of its own, whose
+//! publishers wait for each other's transactions to end.)
 //!
 //! # When the server is away
 //!
@@ -34,7 +35,6 @@ pub use lease::PostgresLease;
 use std::collections::HashSet;
 use std::fmt;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use self::statements::{Statements, UNGROUPED, kinds};
 use crate::message::{MESSAGE_BYTES_MAX, Secret};
 use crate::pool::Ungrouped;
-use crate::source::embedded::{PublishError, Publication, Published, Refusal};
+use crate::source::embedded::{Publication, PublishError, Published, Refusal};
 use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
 
 /// The schema, as it is installed.
@@ -71,9 +71,6 @@ pub const BATCH_MAX: usize = 10_000;
 
 /// How long a claim that finds nothing pauses, at first and at the longest.
 const POLL: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
-
-/// pgmq signals insertions no more often than this, in milliseconds: its own default.
-const SIGNAL_EVERY: i32 = 250;
 
 /// How long getting a connection, and then an answer, may take.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -169,8 +166,6 @@ struct Inner {
     /// Told when there may be something to claim.
     wake: Arc<Notify>,
     listener: Mutex<Option<AbortHandle>>,
-    /// Whether the server's signals are heard.
-    hears: AtomicBool,
 }
 
 #[derive(Default)]
@@ -246,7 +241,6 @@ impl PostgresQueue {
                 cursor: tokio::sync::Mutex::default(),
                 wake: Arc::default(),
                 listener: Mutex::default(),
-                hears: AtomicBool::new(false),
             }),
         })
     }
@@ -268,7 +262,6 @@ impl PostgresQueue {
     pub async fn set_up(&self) -> Result<(), SourceError> {
         self.inner.set_up().await
     }
-
 }
 
 /// The address as options. The planner is told to stay with the indexes: a plan that was made while the queue was empty must not be a scan of
@@ -299,7 +292,8 @@ fn place(options: &PgConnectOptions) -> String {
 // ── asking ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 /// A question to the server.
-type Question<T> = Box<dyn for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>> + Send>;
+type Question<T> =
+    Box<dyn for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, sqlx::Error>> + Send>;
 
 /// Why there was no answer.
 enum Failure {
@@ -333,10 +327,7 @@ impl Inner {
     }
 
     /// Asks again when the statement met another one that locked the same rows in another order, which Postgres ends by telling one of them.
-    async fn ask_despite_conflicts<T>(
-        &self,
-        question: impl Fn() -> Question<T>,
-    ) -> Result<T, SourceError> {
+    async fn ask_despite_conflicts<T>(&self, question: impl Fn() -> Question<T>) -> Result<T, SourceError> {
         self.set_up().await?;
         let mut left = CONFLICTS_MAX;
         let answer = loop {
@@ -384,7 +375,9 @@ impl Inner {
 /// What an error of the server means, by its code (an appendix of the manual of Postgres lists them).
 fn explain(place: &str, queue: &str, code: &str, message: &str) -> SourceError {
     match code {
-        "28P01" | "28000" => SourceError::Broken(format!("{place} refuses the user or the password: {message}")),
+        "28P01" | "28000" => {
+            SourceError::Broken(format!("{place} refuses the user or the password: {message}"))
+        }
         "3D000" => SourceError::Broken(format!("{place}: {message}")),
         "42501" => SourceError::Broken(format!(
             "{place}: {message}; the user needs the schemas pgmq and laneway_queue, their tables and sequences"
@@ -449,8 +442,7 @@ impl Inner {
             )));
         }
         if !found.pgmq {
-            let pgmq = pgmq::PGMQueueExt::new_with_pool(self.pool.clone()).await;
-            let installed = timeout(SET_UP, pgmq.install_sql_from_embedded()).await;
+            let installed = timeout(SET_UP, install_pgmq(self.pool.clone())).await;
             let problem = match installed {
                 Ok(Ok(())) => None,
                 Ok(Err(error)) => Some(error.to_string()),
@@ -462,8 +454,9 @@ impl Inner {
             }
         }
         let (queue, ungrouped) = (self.settings.queue.clone(), self.settings.ungrouped);
-        let installed = timeout(SET_UP, install(&self.pool, queue, ungrouped)).await;
-        let installed = installed.map_err(|_| Failure::Late(SET_UP)).and_then(|done| done.map_err(Failure::Sql));
+        let installed = timeout(SET_UP, install(self.pool.clone(), queue, ungrouped)).await;
+        let installed =
+            installed.map_err(|_| Failure::Late(SET_UP)).and_then(|done| done.map_err(Failure::Sql));
         installed.map_err(|failure| self.explained(failure))
     }
 }
@@ -473,11 +466,17 @@ impl Inventory {
     fn missing(&self, ungrouped: Ungrouped) -> Option<&'static str> {
         let needs = [
             (self.pgmq, "pgmq is not installed"),
-            (self.version == Some(SCHEMA_VERSION), "the schema laneway_queue is missing, or of another version"),
+            (
+                self.version == Some(SCHEMA_VERSION),
+                "the schema laneway_queue is missing, or of another version",
+            ),
             (self.queue, "the queue is missing"),
             (self.index, "the queue has no index of its groups"),
-            (self.turns == Some(ungrouped), "publishers do not take turns as they should (a trigger is missing)"),
-            (self.signal, "insertions are not signalled (a trigger or its row is missing)"),
+            (
+                self.turns == Some(ungrouped),
+                "publishers do not take turns as they should (a trigger is missing)",
+            ),
+            (self.signal, "insertions are not signalled (a trigger is missing)"),
         ];
         needs.into_iter().find(|(is_there, _)| !is_there).map(|(_, what)| what)
     }
@@ -491,7 +490,7 @@ async fn look(connection: &mut PgConnection, queue: String) -> Result<Inventory,
              (SELECT pg_get_triggerdef(oid) FROM pg_trigger
               WHERE tgrelid = to_regclass($1) AND tgname = 'laneway_take_turn'),
              EXISTS (SELECT FROM pg_trigger
-              WHERE tgrelid = to_regclass($1) AND tgname = 'trigger_notify_queue_insert_listeners')",
+              WHERE tgrelid = to_regclass($1) AND tgname = 'laneway_signal')",
     )
     .bind(&table)
     .bind(format!("pgmq.q_{queue}_laneway"))
@@ -514,21 +513,27 @@ async fn look(connection: &mut PgConnection, queue: String) -> Result<Inventory,
         let version = sqlx::query_scalar("SELECT version FROM laneway_queue.version");
         found.version = version.fetch_optional(&mut *connection).await?;
     }
-    if found.signal {
-        // This table is emptied when the server crashes, and nothing is signalled from then on.
-        let row = sqlx::query_scalar("SELECT EXISTS (SELECT FROM pgmq.notify_insert_throttle WHERE queue_name = $1)");
-        found.signal = row.bind(&queue).fetch_one(connection).await?;
-    }
     Ok(found)
 }
 
+fn install_pgmq(pool: PgPool) -> BoxFuture<'static, Result<(), pgmq::PgmqError>> {
+    async move { pgmq::PGMQueueExt::new_with_pool(pool).await.install_sql_from_embedded().await }.boxed()
+}
+
 /// Brings everything but pgmq itself into the state that is wanted, in one transaction.
-async fn install(pool: &PgPool, queue: String, ungrouped: Ungrouped) -> Result<(), sqlx::Error> {
-    let mut transaction = pool.begin().await?;
+fn install(pool: PgPool, queue: String, ungrouped: Ungrouped) -> BoxFuture<'static, Result<(), sqlx::Error>> {
+    async move { install_in(pool.begin().await?, queue, ungrouped).await }.boxed()
+}
+
+async fn install_in(
+    mut transaction: sqlx::Transaction<'static, sqlx::Postgres>,
+    queue: String,
+    ungrouped: Ungrouped,
+) -> Result<(), sqlx::Error> {
     sqlx::query("SELECT pg_advisory_xact_lock($1)").bind(SET_UP_LOCK).execute(&mut *transaction).await?;
     let found = look(&mut *transaction, queue.clone()).await?;
     if found.version != Some(SCHEMA_VERSION) {
-        sqlx::raw_sql(SCHEMA).execute(&mut *transaction).await?;
+        sqlx::Executor::execute(&mut *transaction, SCHEMA).await?;
     }
     let table = statements::table(&queue);
     if !found.queue {
@@ -550,11 +555,14 @@ async fn install(pool: &PgPool, queue: String, ungrouped: Ungrouped) -> Result<(
              CREATE TRIGGER laneway_take_turn BEFORE INSERT ON {table} FOR EACH ROW
                  EXECUTE FUNCTION laneway_queue.take_turn('{table}_msg_id_seq', '{mode}')"
         );
-        sqlx::raw_sql(&trigger).execute(&mut *transaction).await?;
+        sqlx::Executor::execute(&mut *transaction, trigger.as_str()).await?;
     }
     if !found.signal {
-        let signal = sqlx::query("SELECT pgmq.enable_notify_insert($1, $2)").bind(&queue).bind(SIGNAL_EVERY);
-        signal.execute(&mut *transaction).await?;
+        let trigger = format!(
+            "CREATE TRIGGER laneway_signal AFTER INSERT ON {table} FOR EACH STATEMENT
+                 EXECUTE FUNCTION laneway_queue.signal()"
+        );
+        sqlx::query(&trigger).execute(&mut *transaction).await?;
     }
     transaction.commit().await
 }
@@ -598,7 +606,8 @@ async fn publish(
         forms.push(if text.is_some() { "plain" } else { "base64" });
         texts.push(text.map_or_else(|| BASE64.encode(&publication.text), str::to_owned));
     }
-    let name = |name: &Option<Arc<str>>| name.as_deref().filter(|name| !name.trim().is_empty()).map(str::to_owned);
+    let name =
+        |name: &Option<Arc<str>>| name.as_deref().filter(|name| !name.trim().is_empty()).map(str::to_owned);
     let groups: Vec<_> = publications.iter().map(|publication| name(&publication.group)).collect();
     let ids: Vec<_> = publications.iter().map(|publication| name(&publication.deduplication_id)).collect();
     let delays: Vec<f64> = publications.iter().map(|publication| seconds(publication.delay)).collect();
@@ -743,10 +752,16 @@ impl Inner {
         Ok((rows.len(), last))
     }
 
-    async fn take_loose(&self, taken: &mut Vec<Delivery>, most: usize, lease: f64) -> Result<(), SourceError> {
+    async fn take_loose(
+        &self,
+        taken: &mut Vec<Delivery>,
+        most: usize,
+        lease: f64,
+    ) -> Result<(), SourceError> {
         let statement = self.statements.claim_loose.clone();
         let question: Question<Vec<PgRow>> = Box::new(move |connection| {
-            async move { sqlx::query(&statement).bind(most as i64).bind(lease).fetch_all(connection).await }.boxed()
+            async move { sqlx::query(&statement).bind(most as i64).bind(lease).fetch_all(connection).await }
+                .boxed()
         });
         taken.extend(self.ask(question).await?.iter().map(delivery));
         Ok(())
@@ -760,7 +775,8 @@ impl Inner {
         });
         let due = self.ask(question).await?;
         // A little later than that, or it is looked for a moment too early.
-        Ok(due.map_or(WAIT_MAX, |due| Duration::from_secs_f64(due.clamp(0.0, WAIT_MAX.as_secs_f64()) + 0.001)))
+        Ok(due
+            .map_or(WAIT_MAX, |due| Duration::from_secs_f64(due.clamp(0.0, WAIT_MAX.as_secs_f64()) + 0.001)))
     }
 
     /// Begins to listen for the server's signals, unless somebody does already.
@@ -777,8 +793,7 @@ impl Inner {
 async fn hear(inner: Weak<Inner>, pool: PgPool) {
     let mut pause = POLL.1;
     while !pool.is_closed() {
-        let Some(channel) =
-            inner.upgrade().map(|inner| format!("pgmq.q_{}.INSERT", inner.settings.queue))
+        let Some(channel) = inner.upgrade().map(|inner| format!("laneway_queue.q_{}", inner.settings.queue))
         else {
             return;
         };
@@ -792,18 +807,13 @@ async fn hear(inner: Weak<Inner>, pool: PgPool) {
         };
         if let Ok(mut listener) = listening.await {
             pause = POLL.1;
-            // Whatever came before it listened was not heard. A server that was away may have forgotten that it is to signal.
+            // Whatever came before it listened was not heard.
             if let Some(inner) = inner.upgrade() {
-                inner.hears.store(true, Relaxed);
-                *inner.is_set_up.lock().await = false;
                 inner.wake.notify_waiters();
             }
             while let Ok(Some(_)) = listener.try_recv().await {
                 let Some(inner) = inner.upgrade() else { return };
                 inner.wake.notify_waiters();
-            }
-            if let Some(inner) = inner.upgrade() {
-                inner.hears.store(false, Relaxed);
             }
         }
         sleep(pause).await;
@@ -896,7 +906,8 @@ impl Inner {
             let (kinds, delays, reasons) = (kinds.clone(), delays.clone(), reasons.clone());
             Box::new(move |connection| {
                 async move {
-                    let query = sqlx::query(&statement).bind(asked.numbers).bind(asked.counts).bind(asked.times);
+                    let query =
+                        sqlx::query(&statement).bind(asked.numbers).bind(asked.counts).bind(asked.times);
                     query.bind(kinds).bind(delays).bind(reasons).bind(queue).fetch_all(connection).await
                 }
                 .boxed()
@@ -921,7 +932,8 @@ impl Inner {
             let (statement, asked) = (statement.clone(), asked.clone());
             Box::new(move |connection| {
                 async move {
-                    let query = sqlx::query(&statement).bind(asked.numbers).bind(asked.counts).bind(asked.times);
+                    let query =
+                        sqlx::query(&statement).bind(asked.numbers).bind(asked.counts).bind(asked.times);
                     query.bind(seconds(lease)).fetch_all(connection).await
                 }
                 .boxed()

@@ -68,6 +68,19 @@ BEGIN
 END
 $$;
 
+-- Runs after each statement that inserts into a queue: wakes those who wait. One transaction at a time does it, and the others need not wait for it: a
+-- commit that signals takes its turn with all others of the server that do, and a lock that lasts until the end of a long transaction would
+-- stop every publisher. Whoever waits looks often after a signal, so what comes beside it is found soon.
+CREATE OR REPLACE FUNCTION laneway_queue.signal() RETURNS trigger
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF pg_try_advisory_xact_lock(TG_RELID::integer, -1) THEN
+        PERFORM pg_notify('laneway_queue.' || TG_TABLE_NAME, '');
+    END IF;
+    RETURN NULL;
+END
+$$;
+
 -- Publishes texts in this order, all or none. A message whose deduplication id was seen within the window is not stored again; the answer has the
 -- number of the one that it repeats.
 CREATE OR REPLACE FUNCTION laneway_queue.publish(

@@ -148,9 +148,9 @@ fn depth(table: &str) -> String {
              (SELECT count(*) FROM laneway_queue.kept WHERE queue = $1 AND kind = 'dead'),
              (SELECT count(*) FROM laneway_queue.kept WHERE queue = $1 AND kind = 'quarantine')
          FROM (SELECT
-             (SELECT count(*) FROM (SELECT 1 FROM {table} LIMIT $2 + 1) AS some) AS total,
+             (SELECT count(*) FROM (SELECT 1 FROM {table} LIMIT $2 + 1) AS rows_there) AS total,
              (SELECT count(*) FROM (
-                 SELECT 1 FROM {table} q WHERE q.vt > clock_timestamp() AND q.last_read_at IS NOT NULL LIMIT $2 + 1) AS some) AS leased
+                 SELECT 1 FROM {table} q WHERE q.vt > clock_timestamp() AND q.last_read_at IS NOT NULL LIMIT $2 + 1) AS rows_there) AS leased
          ) AS counted"
     )
 }

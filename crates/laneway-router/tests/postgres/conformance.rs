@@ -1,4 +1,4 @@
-//! A queue in Postgres and the promises of every source, on a real server.
+//! The promises of every source.
 //!
 //! One server for all promises, a queue for each of them, all at the same time: the server is what takes long to start.
 
@@ -46,7 +46,8 @@ impl Subject for Postgres {
     }
 
     fn consumer(&self) -> BoxFuture<'_, Arc<dyn Source>> {
-        let consumer: Arc<dyn Source> = Arc::new(PostgresQueue::open(self.settings.clone()).expect("a queue"));
+        let consumer: Arc<dyn Source> =
+            Arc::new(PostgresQueue::open(self.settings.clone()).expect("a queue"));
         futures_util::future::ready(consumer).boxed()
     }
 

@@ -1,0 +1,55 @@
+//! Postgres for `bench router --source postgres`.
+
+use std::sync::Arc;
+
+use anyhow::{Result, ensure};
+use futures_util::future::BoxFuture;
+use laneway_router::source::broker::Broker;
+use laneway_router::source::postgres::Settings;
+use laneway_servers::{Server, postgres};
+use sqlx::Row;
+use sqlx::postgres::PgPoolOptions;
+
+use super::brokers::Fixture;
+
+/// So many messages the plain consumer reads and deletes at once.
+const BATCH: i32 = 512;
+
+/// A server, and what its queues are like.
+pub(super) struct Postgres {
+    url: String,
+    _server: Server,
+}
+
+impl Postgres {
+    pub(super) fn start() -> Result<Self> {
+        let server = postgres::start()?;
+        Ok(Postgres { url: postgres::url(&server), _server: server })
+    }
+}
+
+impl Fixture for Postgres {
+    fn broker(&self, queue: usize, queues: usize) -> Arc<dyn Broker> {
+        let connections = (16 / queues).clamp(1, 4) as u32;
+        Arc::new(Settings { connections, ..Settings::new(self.url.clone(), &format!("queue_{queue}")) })
+    }
+
+    /// By pgmq's own functions, without groups: a batch is read, and the batch is deleted.
+    fn consume(&self, queue: usize, _queues: usize, count: u64) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move {
+            let pool = PgPoolOptions::new().max_connections(1).connect(&self.url).await?;
+            let name = format!("queue_{queue}");
+            let mut left = count;
+            while left > 0 {
+                let read = sqlx::query("SELECT msg_id, message::text FROM pgmq.read($1, 30, $2)");
+                let rows = read.bind(&name).bind(BATCH).fetch_all(&pool).await?;
+                ensure!(!rows.is_empty(), "{left} messages are missing");
+                let numbers: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
+                left -= numbers.len() as u64;
+                sqlx::query("SELECT pgmq.delete($1, $2)").bind(&name).bind(numbers).execute(&pool).await?;
+            }
+            pool.close().await;
+            Ok(())
+        })
+    }
+}
