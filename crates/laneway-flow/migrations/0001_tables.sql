@@ -218,6 +218,13 @@ CREATE TYPE pgflow.step_task_record AS (
     flow_input jsonb
 );
 
+-- The queues that were made for flows, and the table that each had then. Another one now, or none, means that somebody dropped it, and that
+-- the messages of its tasks are gone.
+CREATE TABLE pgflow.queues (
+    queue text PRIMARY KEY,
+    relation oid NOT NULL
+);
+
 -- One row. An operator may change it.
 CREATE TABLE pgflow.limits (
     one_row boolean PRIMARY KEY DEFAULT true CHECK (one_row),

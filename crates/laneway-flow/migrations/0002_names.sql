@@ -43,7 +43,7 @@ $$;
 CREATE FUNCTION pgflow._queue_exists(p_queue text) RETURNS boolean
 LANGUAGE sql STABLE SET search_path TO pg_catalog, pg_temp
 AS $$
-    SELECT to_regclass(format('pgmq.%I', 'q_' || p_queue)) IS NOT NULL
+    SELECT to_regclass(format('pgmq.%I', 'q_' || p_queue)) IS NOT NULL AND to_regclass(format('pgmq.%I', 'a_' || p_queue)) IS NOT NULL
 $$;
 
 CREATE FUNCTION pgflow._require_queue(p_queue text) RETURNS void
@@ -59,16 +59,42 @@ BEGIN
 END
 $$;
 
+-- A queue that was made again counts its messages from 1. Numbers that are known here, or are in the archive, must not come twice.
+CREATE FUNCTION pgflow._renumber(p_queue text) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path TO pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_archived bigint;
+    v_known bigint := (SELECT max(t.message_id) FROM pgflow.step_tasks t WHERE t.queue = p_queue);
+    v_sequence text := pg_get_serial_sequence(format('pgmq.%I', 'q_' || p_queue), 'msg_id');
+BEGIN
+    EXECUTE format('SELECT max(msg_id) FROM pgmq.%I', 'a_' || p_queue) INTO v_archived;
+    IF num_nonnulls(v_known, v_archived) > 0 THEN
+        PERFORM setval(v_sequence, greatest(v_known, v_archived, nextval(v_sequence)));
+    END IF;
+END
+$$;
+
+CREATE FUNCTION pgflow._create_queue(p_queue text) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path TO pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM pgmq.create(p_queue);
+    -- Every message of a queue dies within minutes: vacuum must come by numbers.
+    EXECUTE format('ALTER TABLE pgmq.%I SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000)', 'q_' || p_queue);
+END
+$$;
+
+-- The queue is there, with the messages of its tasks.
 CREATE FUNCTION pgflow._ensure_queue(p_queue text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path TO pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF p_queue IS NULL OR pgflow._queue_exists(p_queue) THEN
+    IF p_queue IS NULL OR EXISTS (SELECT FROM pgflow.queues q
+            WHERE q.queue = p_queue AND q.relation = to_regclass(format('pgmq.%I', 'q_' || p_queue)) AND pgflow._queue_exists(p_queue)) THEN
         RETURN;
     END IF;
-    PERFORM pgmq.create(p_queue);
-    -- Every message of a queue dies within minutes: vacuum must come by numbers.
-    EXECUTE format('ALTER TABLE pgmq.%I SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000)', 'q_' || p_queue);
+    PERFORM pgflow._repair_queue(p_queue);
 END
 $$;
 

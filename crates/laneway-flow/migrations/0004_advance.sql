@@ -254,18 +254,29 @@ BEGIN
         RETURN;
     END IF;
     PERFORM pgflow._require_queue(p_queue);
-    EXECUTE 'WITH ' || v_wanted || format($q$, sent AS (
-            INSERT INTO pgmq.%I (vt, message)
-            SELECT clock_timestamp() + make_interval(secs => w.delay),
-                jsonb_build_object('flow_slug', w.flow_slug, 'run_id', w.run_id, 'step_slug', w.step_slug, 'task_index', w.task_index)
-            FROM wanted w
-            RETURNING msg_id, (message ->> 'run_id')::uuid AS run_id, message ->> 'step_slug' AS step_slug,
-                (message ->> 'task_index')::integer AS task_index
-        )
-        INSERT INTO pgflow.step_tasks (flow_slug, run_id, step_slug, task_index, queue, message_id, status, queued_at, element)
-        SELECT w.flow_slug, w.run_id, w.step_slug, w.task_index, $3, s.msg_id, 'queued', clock_timestamp(), w.element
-        FROM wanted w JOIN sent s ON s.run_id = w.run_id AND s.step_slug = w.step_slug AND s.task_index = w.task_index$q$, 'q_' || p_queue)
-        USING p_run_ids, p_step_slugs, p_queue;
+    FOR v_try IN 1 .. 2 LOOP
+        BEGIN
+            EXECUTE 'WITH ' || v_wanted || format($q$, sent AS (
+                    INSERT INTO pgmq.%I (vt, message)
+                    SELECT clock_timestamp() + make_interval(secs => w.delay),
+                        jsonb_build_object('flow_slug', w.flow_slug, 'run_id', w.run_id, 'step_slug', w.step_slug, 'task_index', w.task_index)
+                    FROM wanted w
+                    RETURNING msg_id, (message ->> 'run_id')::uuid AS run_id, message ->> 'step_slug' AS step_slug,
+                        (message ->> 'task_index')::integer AS task_index
+                )
+                INSERT INTO pgflow.step_tasks (flow_slug, run_id, step_slug, task_index, queue, message_id, status, queued_at, element)
+                SELECT w.flow_slug, w.run_id, w.step_slug, w.task_index, $3, s.msg_id, 'queued', clock_timestamp(), w.element
+                FROM wanted w JOIN sent s ON s.run_id = w.run_id AND s.step_slug = w.step_slug AND s.task_index = w.task_index$q$, 'q_' || p_queue)
+                USING p_run_ids, p_step_slugs, p_queue;
+            EXIT;
+        EXCEPTION WHEN unique_violation THEN
+            -- Somebody has dropped the queue and made it again behind our back.
+            IF v_try = 2 THEN
+                RAISE;
+            END IF;
+            PERFORM pgflow._renumber(p_queue);
+        END;
+    END LOOP;
     PERFORM pg_notify('pgflow_queue', p_queue);
 END
 $$;
@@ -343,24 +354,34 @@ DECLARE
     v_count integer;
 BEGIN
     PERFORM pgflow._require_queue(p_queue);
-    EXECUTE format($q$
-        WITH wanted AS (
-            SELECT t.flow_slug, t.run_id, t.step_slug, t.task_index, u.delay
-            FROM unnest($1, $2, $3, $4) u(run_id, step_slug, task_index, delay)
-            JOIN pgflow.step_tasks t ON t.run_id = u.run_id AND t.step_slug = u.step_slug AND t.task_index = u.task_index
-        ), sent AS (
-            INSERT INTO pgmq.%I (vt, message)
-            SELECT clock_timestamp() + make_interval(secs => coalesce(w.delay, 0)),
-                jsonb_build_object('flow_slug', w.flow_slug, 'run_id', w.run_id, 'step_slug', w.step_slug, 'task_index', w.task_index)
-            FROM wanted w
-            RETURNING msg_id, (message ->> 'run_id')::uuid AS run_id, message ->> 'step_slug' AS step_slug,
-                (message ->> 'task_index')::integer AS task_index
-        )
-        UPDATE pgflow.step_tasks t SET message_id = s.msg_id, queue = $5
-        FROM sent s
-        WHERE t.run_id = s.run_id AND t.step_slug = s.step_slug AND t.task_index = s.task_index$q$, 'q_' || p_queue)
-        USING p_run_ids, p_step_slugs, p_task_indexes, p_delays, p_queue;
-    GET DIAGNOSTICS v_count = ROW_COUNT;
+    FOR v_try IN 1 .. 2 LOOP
+        BEGIN
+            EXECUTE format($q$
+                WITH wanted AS (
+                    SELECT t.flow_slug, t.run_id, t.step_slug, t.task_index, u.delay
+                    FROM unnest($1, $2, $3, $4) u(run_id, step_slug, task_index, delay)
+                    JOIN pgflow.step_tasks t ON t.run_id = u.run_id AND t.step_slug = u.step_slug AND t.task_index = u.task_index
+                ), sent AS (
+                    INSERT INTO pgmq.%I (vt, message)
+                    SELECT clock_timestamp() + make_interval(secs => coalesce(w.delay, 0)),
+                        jsonb_build_object('flow_slug', w.flow_slug, 'run_id', w.run_id, 'step_slug', w.step_slug, 'task_index', w.task_index)
+                    FROM wanted w
+                    RETURNING msg_id, (message ->> 'run_id')::uuid AS run_id, message ->> 'step_slug' AS step_slug,
+                        (message ->> 'task_index')::integer AS task_index
+                )
+                UPDATE pgflow.step_tasks t SET message_id = s.msg_id, queue = $5
+                FROM sent s
+                WHERE t.run_id = s.run_id AND t.step_slug = s.step_slug AND t.task_index = s.task_index$q$, 'q_' || p_queue)
+                USING p_run_ids, p_step_slugs, p_task_indexes, p_delays, p_queue;
+            GET DIAGNOSTICS v_count = ROW_COUNT;
+            EXIT;
+        EXCEPTION WHEN unique_violation THEN
+            IF v_try = 2 THEN
+                RAISE;
+            END IF;
+            PERFORM pgflow._renumber(p_queue);
+        END;
+    END LOOP;
     PERFORM pg_notify('pgflow_queue', p_queue);
     RETURN v_count;
 END

@@ -392,6 +392,7 @@ BEGIN
             OR EXISTS (SELECT FROM pgflow.step_tasks t WHERE t.queue = v_queue)
             OR pgflow._queue_has_messages(v_queue);
         PERFORM pgmq.drop_queue(v_queue);
+        DELETE FROM pgflow.queues q WHERE q.queue = v_queue;
     END LOOP;
 END
 $$;

@@ -652,13 +652,14 @@ END
 $$;
 
 -- Tasks that were started longer ago than their timeout and half a minute, and whose worker has not asked for more time. At most a thousand
--- in a call. Tasks by hand have all the time in the world.
+-- in a call. Tasks by hand have all the time in the world. Queues that were dropped are repaired on the way.
 CREATE FUNCTION pgflow.requeue_stalled_tasks() RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path TO pg_catalog, pg_temp SET jit TO off
 AS $$
 DECLARE
     v_found record;
 BEGIN
+    PERFORM pgflow.repair_queues(ARRAY(SELECT q.queue FROM pgflow.queues q));
     SELECT array_agg(x.run_id) AS runs, array_agg(x.step_slug) AS steps, array_agg(x.task_index) AS indexes, array_agg(x.started_at) AS times
     INTO v_found FROM (
         SELECT t.run_id, t.step_slug, t.task_index, t.started_at
@@ -702,34 +703,51 @@ BEGIN
 END
 $$;
 
--- Makes queues again that were dropped, and sends the messages of their tasks again. Returns how many were sent. Tasks that are started keep
--- going; should they have to be tried again, they get a message then.
+-- Makes a queue if it is not there, and sends the messages of its tasks that are not in it. Tasks that are started keep going; should they
+-- have to be tried again, they get a message then. Returns how many were sent.
+CREATE FUNCTION pgflow._repair_queue(p_queue text) RETURNS integer
+LANGUAGE plpgsql VOLATILE SET search_path TO pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_tasks record;
+    v_count integer := 0;
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtextextended('pgflow.repair:' || p_queue, 0));
+    PERFORM 1 FROM pgflow.runs r
+    WHERE r.run_id IN (SELECT t.run_id FROM pgflow.step_tasks t WHERE t.queue = p_queue AND t.status IN ('queued', 'started'))
+    ORDER BY r.run_id FOR UPDATE;
+    PERFORM pgflow._create_queue(p_queue);
+    PERFORM pgflow._renumber(p_queue);
+    EXECUTE format($q$
+        SELECT array_agg(t.run_id) AS runs, array_agg(t.step_slug) AS steps, array_agg(t.task_index) AS indexes, array_agg(0) AS delays
+        FROM pgflow.step_tasks t JOIN pgflow.runs r ON r.run_id = t.run_id AND r.status = 'started'
+        WHERE t.queue = $1 AND t.status = 'queued' AND NOT EXISTS (SELECT FROM pgmq.%I q WHERE q.msg_id = t.message_id)$q$, 'q_' || p_queue)
+        INTO v_tasks USING p_queue;
+    IF v_tasks.runs IS NOT NULL THEN
+        v_count := pgflow._send_again(p_queue, v_tasks.runs, v_tasks.steps, v_tasks.indexes, v_tasks.delays);
+    END IF;
+    INSERT INTO pgflow.queues AS q (queue, relation) VALUES (p_queue, to_regclass(format('pgmq.%I', 'q_' || p_queue)))
+    ON CONFLICT (queue) DO UPDATE SET relation = excluded.relation;
+    RETURN v_count;
+END
+$$;
+
+-- Makes queues of flows again that were dropped, or dropped and made again by hand, and sends the messages of their tasks. Returns how many
+-- were sent.
 CREATE FUNCTION pgflow.repair_queues(p_queues text[]) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path TO pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_queue text;
-    v_tasks record;
     v_count integer := 0;
+    v_queue text;
 BEGIN
-    FOR v_queue IN SELECT DISTINCT pgflow._queue_name(q) FROM unnest(p_queues) q WHERE q <> 'false' ORDER BY 1 LOOP
-        PERFORM pg_advisory_xact_lock(hashtextextended('pgflow.repair:' || v_queue, 0));
-        CONTINUE WHEN pgflow._queue_exists(v_queue) OR NOT (
-            EXISTS (SELECT FROM pgflow.step_tasks t WHERE t.queue = v_queue AND t.status IN ('queued', 'started'))
-            OR EXISTS (SELECT FROM pgflow.flows f LEFT JOIN pgflow.steps s ON s.flow_slug = f.flow_slug
-                WHERE v_queue IN (pgflow._resolve_queue(s.queue, f.queue, f.flow_slug), pgflow._resolve_queue(NULL, f.queue, f.flow_slug))));
-        PERFORM 1 FROM pgflow.runs r
-        WHERE r.run_id IN (SELECT t.run_id FROM pgflow.step_tasks t WHERE t.queue = v_queue AND t.status IN ('queued', 'started'))
-        ORDER BY r.run_id FOR UPDATE;
-        PERFORM pgflow._ensure_queue(v_queue);
-        -- The new queue counts from 1 again: old numbers must not be taken for its own, of finished tasks neither.
-        UPDATE pgflow.step_tasks t SET message_id = NULL WHERE t.queue = v_queue AND t.message_id IS NOT NULL;
-        SELECT array_agg(t.run_id) AS runs, array_agg(t.step_slug) AS steps, array_agg(t.task_index) AS indexes, array_agg(0) AS delays
-        INTO v_tasks FROM pgflow.step_tasks t JOIN pgflow.runs r ON r.run_id = t.run_id AND r.status = 'started'
-        WHERE t.queue = v_queue AND t.status = 'queued';
-        IF v_tasks.runs IS NOT NULL THEN
-            v_count := v_count + pgflow._send_again(v_queue, v_tasks.runs, v_tasks.steps, v_tasks.indexes, v_tasks.delays);
-        END IF;
+    FOR v_queue IN
+        SELECT q.queue FROM pgflow.queues q
+        WHERE q.queue IN (SELECT pgflow._queue_name(p) FROM unnest(p_queues) p)
+          AND (NOT pgflow._queue_exists(q.queue) OR q.relation IS DISTINCT FROM to_regclass(format('pgmq.%I', 'q_' || q.queue)))
+        ORDER BY q.queue
+    LOOP
+        v_count := v_count + pgflow._repair_queue(v_queue);
     END LOOP;
     RETURN v_count;
 END

@@ -1,5 +1,33 @@
 //! Flow: durable multi-step work on Postgres, each step on its own queue.
 //!
+//! ```no_run
+//! use laneway_flow::{Flow, OwnQueue, Start, Steps, Worker, client, local};
+//!
+//! struct Hello;
+//!
+//! impl Flow for Hello {
+//!     const SLUG: &'static str = "hello";
+//!     type Input = String;
+//!     type Queues = (OwnQueue,);
+//!
+//!     fn steps(&self, flow: &mut Steps<Self>) {
+//!         let greet = flow.step("greet").run(|name: String, _| async move { Ok(format!("Hello, {name}")) });
+//!         flow.step("shout").after(&greet).run(|text: String, _| async move { Ok(text.to_uppercase()) });
+//!     }
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let database = local::trial_database().await?; // DATABASE_URL, or a Postgres of its own
+//! let worker = Worker::on(&database.pool).serve(Hello.define()?).start().await?;
+//! let run = Start::of::<Hello>(&"world".to_owned())?.on(&database.pool).await?;
+//! let state = client::wait(&database.pool, run, std::time::Duration::from_secs(10)).await?;
+//! assert_eq!(state.output_of::<String>("shout").as_deref(), Some("HELLO, WORLD"));
+//! worker.stop().await;
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! A **flow** is a graph of **steps**. Starting one makes a **run**; a step of a run is one **task**, or for a map one task for each
 //! element. All of that lives in tables of the schema `pgflow`, and a task that is ready has a message in the pgmq queue of its
 //! step. Workers read the queues they are made for, run handlers, and report: completing a task, releasing what waited for it

@@ -725,6 +725,161 @@ async fn who_listens_hears_of_messages_and_of_runs_and_steps() {
     assert_eq!(heard, ["run:started", "q", "step:started", "step:completed", "run:completed"]);
 }
 
+#[tokio::test]
+async fn a_schema_realtime_gets_the_events_too() {
+    let db = database().await;
+    db.run(
+        "CREATE SCHEMA realtime; CREATE TABLE realtime.sent (payload jsonb, event text, topic text);
+         CREATE FUNCTION realtime.send(payload jsonb, event text, topic text, private boolean) RETURNS void LANGUAGE sql
+         AS 'INSERT INTO realtime.sent VALUES ($1, $2, $3)'; SELECT pgflow.create_flow('f'); SELECT pgflow.add_step('f', 'a')",
+    )
+    .await;
+    let run = db.start("f", &json!({})).await;
+    assert_eq!(db.count("SELECT pgflow.cancel_flow('f')").await, 1);
+    assert_eq!(
+        db.get("SELECT string_agg(event, ' ') FROM realtime.sent").await,
+        "run:started step:started step:skipped run:cancelled"
+    );
+    assert_eq!(db.get("SELECT DISTINCT topic FROM realtime.sent").await, format!("pgflow:run:{run}"));
+}
+
+// The original's interface.
+
+/// Names, types and defaults of parameters, and results, as the original has them; ours may have more parameters with defaults.
+const ORIGINAL: &[(&str, &str, &str)] = &[
+    ("_archive_task_message", "p_run_id uuid, p_step_slug text, p_task_index integer", "void"),
+    ("_cascade_force_skip_steps", "run_id uuid, step_slug text, skip_reason text", "integer"),
+    ("_compare_flow_shapes", "p_local jsonb, p_db jsonb", "text[]"),
+    ("_create_flow_from_shape", "p_flow_slug text, p_shape jsonb", "void"),
+    ("_get_flow_shape", "p_flow_slug text", "jsonb"),
+    (
+        "add_step",
+        "flow_slug text, step_slug text, deps_slugs text[] DEFAULT '{}'::text[], max_attempts integer DEFAULT NULL::integer, \
+         base_delay integer DEFAULT NULL::integer, timeout integer DEFAULT NULL::integer, start_delay integer DEFAULT NULL::integer, \
+         step_type text DEFAULT 'single'::text, required_input_pattern jsonb DEFAULT NULL::jsonb, \
+         forbidden_input_pattern jsonb DEFAULT NULL::jsonb, when_unmet text DEFAULT 'skip'::text, when_exhausted text DEFAULT 'fail'::text",
+        "pgflow.steps",
+    ),
+    ("calculate_retry_delay", "base_delay numeric, attempts_count integer", "integer"),
+    ("cascade_complete_taskless_steps", "run_id uuid", "integer"),
+    ("cascade_resolve_conditions", "run_id uuid", "boolean"),
+    (
+        "complete_task",
+        "run_id uuid, step_slug text, task_index integer, output jsonb",
+        "SETOF pgflow.step_tasks",
+    ),
+    (
+        "create_flow",
+        "flow_slug text, max_attempts integer DEFAULT NULL::integer, base_delay integer DEFAULT NULL::integer, \
+         timeout integer DEFAULT NULL::integer",
+        "pgflow.flows",
+    ),
+    ("delete_flow_and_data", "p_flow_slug text", "void"),
+    ("ensure_flow_compiled", "flow_slug text, shape jsonb, allow_data_loss boolean DEFAULT false", "jsonb"),
+    (
+        "fail_task",
+        "run_id uuid, step_slug text, task_index integer, error_message text",
+        "SETOF pgflow.step_tasks",
+    ),
+    ("get_run_with_states", "run_id uuid", "jsonb"),
+    ("is_valid_slug", "slug text", "boolean"),
+    ("mark_worker_stopped", "worker_id uuid", "void"),
+    ("maybe_complete_run", "run_id uuid", "void"),
+    (
+        "poll_for_tasks",
+        "queue_name text, vt integer, qty integer, max_poll_seconds integer DEFAULT 5, poll_interval_ms integer DEFAULT 100",
+        "SETOF pgflow.step_task_record",
+    ),
+    ("requeue_stalled_tasks", "", "integer"),
+    (
+        "set_vt_batch",
+        "queue_name text, msg_ids bigint[], vt_offsets integer[]",
+        "TABLE(msg_id bigint, read_ct integer, enqueued_at timestamp with time zone, vt timestamp with time zone, message jsonb, headers jsonb)",
+    ),
+    ("setup_requeue_stalled_tasks_cron", "cron_interval text DEFAULT '15 seconds'::text", "text"),
+    ("start_flow", "flow_slug text, input jsonb, run_id uuid DEFAULT NULL::uuid", "SETOF pgflow.runs"),
+    ("start_flow_with_states", "flow_slug text, input jsonb, run_id uuid DEFAULT NULL::uuid", "jsonb"),
+    ("start_ready_steps", "run_id uuid", "void"),
+    // By queue, as document 002 has it.
+    ("start_tasks", "queue_name text, msg_ids bigint[], worker_id uuid", "SETOF pgflow.step_task_record"),
+    ("track_worker_function", "function_name text", "void"),
+];
+
+#[tokio::test]
+async fn the_functions_of_the_original_are_there() {
+    let db = database().await;
+    for (name, arguments, result) in ORIGINAL {
+        let named = format!("p.pronamespace = 'pgflow'::regnamespace AND p.proname = '{name}'");
+        let found = db
+            .get(&format!(
+                "SELECT count(*) FROM pg_proc p WHERE {named} AND pg_get_function_result(p.oid) = $x${result}$x$ \
+                 AND starts_with(pg_get_function_arguments(p.oid) || ', ', ltrim($x${arguments}$x$ || ', ', ', '))"
+            ))
+            .await;
+        let signature = "pg_get_function_arguments(p.oid) || ' -> ' || pg_get_function_result(p.oid)";
+        let ours =
+            db.get(&format!("SELECT string_agg({signature}, ' | ') FROM pg_proc p WHERE {named}")).await;
+        assert_eq!(found, "1", "{name}({arguments}) -> {result}, and not {ours}");
+    }
+    let record = "flow_slug text, run_id uuid, step_slug text, input jsonb, msg_id bigint, task_index integer, flow_input jsonb";
+    assert_eq!(
+        db.get(
+            "SELECT string_agg(attname || ' ' || format_type(atttypid, NULL), ', ' ORDER BY attnum) FROM pg_attribute \
+             WHERE attrelid = 'pgflow.step_task_record'::regclass"
+        )
+        .await,
+        record
+    );
+}
+
+/// A script in the words of the original, with one queue per flow, from the definition to the end.
+#[tokio::test]
+async fn a_script_for_the_original_runs() {
+    let db = database().await;
+    db.run(
+        "SELECT * FROM pgflow.create_flow('analyze_website', max_attempts => 5, timeout => 10);
+         SELECT * FROM pgflow.add_step('analyze_website', 'website');
+         SELECT * FROM pgflow.add_step('analyze_website', 'sentiment', ARRAY['website'], timeout => 20);
+         SELECT * FROM pgflow.add_step('analyze_website', 'summary', '{website}');
+         SELECT * FROM pgflow.add_step('analyze_website', 'save', ARRAY['sentiment', 'summary']);
+         SELECT * FROM pgflow.start_flow_with_states('analyze_website', '{\"url\": \"x\"}', '11111111-1111-1111-1111-111111111111');
+         SELECT pgflow.track_worker_function('analyze_website_worker'); SELECT pgflow.setup_requeue_stalled_tasks_cron();
+         INSERT INTO pgflow.workers (worker_id, queue_name, function_name)
+         VALUES ('22222222-2222-2222-2222-222222222222', 'analyze_website', 'analyze_website_worker');",
+    )
+    .await;
+    let run = "11111111-1111-1111-1111-111111111111";
+    for (steps, poll) in [
+        ("website", "pgflow.poll_for_tasks('analyze_website', 5, 10)"),
+        (
+            "sentiment summary",
+            "pgflow.start_tasks('analyze_website', ARRAY(SELECT msg_id FROM pgmq.read_with_poll('analyze_website', 5, 10, 1, 50)), \
+             '22222222-2222-2222-2222-222222222222')",
+        ),
+        ("save", "pgflow.poll_for_tasks('analyze_website', vt => 5, qty => 10, max_poll_seconds => 1)"),
+    ] {
+        let got = db.get(&format!("SELECT string_agg(step_slug, ' ' ORDER BY step_slug) FROM {poll}")).await;
+        assert_eq!(got, steps);
+        db.run("SELECT pgflow.set_vt_batch('analyze_website', ARRAY(SELECT msg_id FROM pgmq.q_analyze_website), ARRAY(SELECT 60 FROM pgmq.q_analyze_website))")
+            .await;
+        for step in steps.split(' ') {
+            let done = db
+                .get(&format!("SELECT status FROM pgflow.complete_task('{run}', '{step}', 0, '\"{step}\"')"))
+                .await;
+            assert_eq!(done, "completed");
+        }
+        // What they call when in doubt changes nothing.
+        db.run(&format!(
+            "SELECT pgflow.cascade_resolve_conditions('{run}'); SELECT pgflow.cascade_complete_taskless_steps('{run}'); \
+             SELECT pgflow.start_ready_steps('{run}'); SELECT pgflow.maybe_complete_run('{run}')"
+        ))
+        .await;
+        db.check().await;
+    }
+    assert_eq!(db.get("SELECT status || output FROM pgflow.runs").await, "completed{\"save\": \"save\"}");
+    db.run("SELECT pgflow.mark_worker_stopped('22222222-2222-2222-2222-222222222222')").await;
+}
+
 // Bad input.
 
 #[tokio::test]
@@ -810,6 +965,31 @@ async fn a_queue_that_was_dropped_is_a_clear_error_and_can_be_repaired() {
     db.run(&failing).await;
     assert_eq!(db.drain(&["f", "q"], |task| json!(task.task_index)).await, 3);
     assert_eq!(db.status(run).await, "completed");
+    db.check().await;
+}
+
+#[tokio::test]
+async fn a_queue_that_was_dropped_and_made_again_by_hand_is_noticed() {
+    let db = database().await;
+    db.run("SELECT pgflow.create_flow('f'); SELECT pgflow.add_step('f', 'a'); SELECT pgflow.add_step('f', 'b', ARRAY['a'])").await;
+    for _ in 0..3 {
+        db.start("f", &json!({})).await;
+    }
+    let worker = db.worker(&["f"]).await;
+    let started = db.read(worker, &["f"], 1).await.remove(0);
+    db.run("SELECT pgmq.drop_queue('f'); SELECT pgmq.create('f')").await;
+    // The new queue counts from 1, as the old one did: nothing is taken for something else.
+    assert_eq!(db.complete(&[(started, json!(1))]).await, ["completed"]);
+    assert_eq!(db.count("SELECT count(*) FROM pgmq.q_f").await, 1, "the next step of that run");
+    // Whoever looks for stalled tasks finds the lost messages too.
+    db.run("SELECT pgflow.requeue_stalled_tasks()").await;
+    assert_eq!(db.count("SELECT count(*) FROM pgmq.q_f").await, 3);
+    db.check().await;
+    db.run("DROP TABLE pgmq.q_f").await;
+    // So does whoever defines the flow again.
+    db.run("SELECT pgflow.create_flow('f')").await;
+    assert_eq!(db.drain(&["f"], |_| json!(1)).await, 5);
+    assert_eq!(db.count("SELECT count(*) FROM pgflow.runs WHERE status = 'completed'").await, 3);
     db.check().await;
 }
 

@@ -610,3 +610,64 @@ async fn outputs_over_the_limit_and_wrong_inputs_fail_their_task_only() {
     assert!(matches!(nobody, Err(FlowError::Unknown(_))), "{nobody:?}");
     worker.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_needs_the_rights_of_a_worker_and_no_others() {
+    let database = Database::start().await;
+    client::compile(&database.pool, Sums.define().unwrap().definition(), false).await.unwrap();
+    sqlx::query("CREATE ROLE mere_worker LOGIN").execute(&database.pool).await.unwrap();
+    sqlx::query("SELECT pgflow.grant_role('mere_worker', 'worker')").execute(&database.pool).await.unwrap();
+    let options = (*database.pool.connect_options()).clone().username("mere_worker");
+    let mere = sqlx::postgres::PgPoolOptions::new().max_connections(2).connect_with(options).await.unwrap();
+    let forbidden = sqlx::query("SELECT * FROM pgflow.step_tasks").fetch_all(&mere).await;
+    assert!(forbidden.is_err(), "it may not look at tables");
+    let troubles: Arc<Mutex<Vec<String>>> = Arc::default();
+    let told = troubles.clone();
+    let worker = Worker::on(&mere).serve(Sums.define().unwrap()).verify_only().settings(quick());
+    let worker =
+        worker.on_trouble(move |what| told.lock().unwrap().push(what.to_owned())).start().await.unwrap();
+    let run = Start::of::<Sums>(&9).unwrap().on(&database.pool).await.unwrap();
+    assert_eq!(database.end_of(run).await.output_of::<u64>("sum"), Some(204));
+    worker.stop().await;
+    assert_eq!(
+        *troubles.lock().unwrap(),
+        Vec::<String>::new(),
+        "reads, settlements and signs of life are all allowed"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tasks_of_a_run_go_one_after_another_where_that_is_asked_for() {
+    let database = Database::start().await;
+    let open: Arc<Mutex<HashMap<Uuid, usize>>> = Arc::default();
+    let most = Arc::new(AtomicUsize::new(0));
+    let text = r#"{"slug":"in_order","steps":[{"slug":"each","stepType":"map"}]}"#;
+    let (counted, highest) = (open.clone(), most.clone());
+    let action = Action::plain(move |task| {
+        let (open, most) = (counted.clone(), highest.clone());
+        async move {
+            let now = {
+                let mut open = open.lock().unwrap();
+                let count = open.entry(task.run_id).or_default();
+                *count += 1;
+                *count
+            };
+            most.fetch_max(now, SeqCst);
+            tokio::task::yield_now().await;
+            *open.lock().unwrap().get_mut(&task.run_id).unwrap() -= 1;
+            Ok(task.input.clone())
+        }
+    });
+    let worker = Worker::on(&database.pool)
+        .serve_data(Definition::from_json(text).unwrap(), HashMap::from([("each".to_owned(), action)]))
+        .settings(Settings { ordered_runs: true, batch_size: 50, ..quick() })
+        .start()
+        .await
+        .unwrap();
+    let inputs: Vec<Vec<usize>> = vec![(0..40).collect(); 4];
+    for run in client::start_many(&database.pool, "in_order", &inputs).await.unwrap() {
+        assert_eq!(database.end_of(run).await.output(), &json!({"each": (0..40).collect::<Vec<_>>()}));
+    }
+    assert_eq!(most.load(SeqCst), 1, "two tasks of one run at once");
+    worker.stop().await;
+}

@@ -40,13 +40,13 @@ fn period(shared: &Shared) -> Duration {
 }
 
 async fn once(shared: &Shared, beats: u32) -> Result<(), crate::error::FlowError> {
-    if !store::heartbeat(&shared.pool, shared.id).await? && !*shared.stop.borrow() {
+    if !store::heartbeat(&shared.control, shared.id).await? && !*shared.stop.borrow() {
         shared.trouble("the database asks this worker to stop");
         shared.stop.send_replace(true);
     }
     extend(shared).await?;
     if beats.is_multiple_of(RESCUE_EVERY) {
-        let rescued = store::rescue(&shared.pool, shared.settings.dead_after_seconds).await?;
+        let rescued = store::rescue(&shared.control, shared.settings.dead_after_seconds).await?;
         if rescued > 0 {
             shared.news.notify_one();
         }
@@ -63,7 +63,7 @@ async fn extend(shared: &Shared) -> Result<(), crate::error::FlowError> {
     for (seconds, held) in by_visibility {
         let rows: TaskRows = held.iter().map(|(task, ..)| &**task).collect();
         let ours: HashSet<TaskKey> =
-            store::extend_tasks(&shared.pool, &rows, seconds).await?.into_iter().collect();
+            store::extend_tasks(&shared.control, &rows, seconds).await?.into_iter().collect();
         // One may also have been settled since we looked; then nobody hears this.
         let lost = held.iter().filter(|(task, ..)| !ours.contains(&key(task)));
         lost.for_each(|(.., lost)| lost.notify_one());

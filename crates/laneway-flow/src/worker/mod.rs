@@ -44,6 +44,7 @@ use std::time::Duration;
 
 use laneway::{Delivery, Engine, Overflow, RetryPolicy, Topology};
 use sqlx::PgPool;
+use sqlx::postgres::PgPoolOptions;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
@@ -275,6 +276,7 @@ impl WorkerBuilder {
         let (settlements, inbox) = mpsc::channel(hand.most());
         let slugs = self.flows.keys().cloned().collect();
         let shared = Arc::new(Shared {
+            control: control(&self.pool),
             pool: self.pool,
             id,
             flows: self.flows,
@@ -309,6 +311,17 @@ impl WorkerBuilder {
         self.settings.polled(&flows, &available).map_err(StartError::Settings)
     }
 }
+
+/// Connections of the worker's own: one listens, one reads, one settles, one gives signs of life.
+const CONTROL: u32 = 4;
+
+fn control(pool: &PgPool) -> PgPool {
+    let options = PgPoolOptions::new().max_connections(CONTROL).acquire_timeout(Duration::from_secs(10));
+    options.connect_lazy_with((*pool.connect_options()).clone())
+}
+
+/// How long a stop waits for the last call of the database.
+const FLUSH: Duration = Duration::from_secs(30);
 
 /// What the table of workers takes of a name.
 const NAME_MAX: usize = 200;
@@ -372,7 +385,10 @@ pub enum StartError {
 
 /// What all parts of a worker know.
 pub(crate) struct Shared {
+    /// The user's connections, for handlers that run in the completing transaction.
     pool: PgPool,
+    /// The worker's own, so that handlers that hold all of the user's cannot keep it from reading, settling and showing that it lives.
+    control: PgPool,
     /// Under which the database knows it.
     id: Uuid,
     /// By slug.
@@ -421,8 +437,8 @@ pub struct Stopped {
 }
 
 impl Worker {
-    /// Begins to describe a worker. The pool should allow at least four connections: one listens, one reads, one settles, one says that the
-    /// worker lives; and one for each handler at once that runs [in the completing transaction](crate::StepBuilder::commit).
+    /// Begins to describe a worker. It makes four connections of its own, with the options of this pool; the pool itself is used for handlers
+    /// that run [in the completing transaction](crate::StepBuilder::commit), one connection for each.
     pub fn on(pool: &PgPool) -> WorkerBuilder {
         WorkerBuilder {
             pool: pool.clone(),
@@ -467,13 +483,19 @@ impl Worker {
             drop(report);
         }
         let (flushed, flush) = tokio::sync::oneshot::channel();
-        if self.settlements.send(Settlement::Flush(flushed)).await.is_ok() {
-            let _ = flush.await;
+        let settled = async {
+            if self.settlements.send(Settlement::Flush(flushed)).await.is_ok() {
+                let _ = flush.await;
+            }
+        };
+        // A database that is away must not keep the program from ending; what is not settled is done again by another.
+        if tokio::time::timeout(FLUSH, settled).await.is_err() {
+            self.shared.trouble("what has ended could not be settled in time; others will do it again");
         }
         self.settler.abort();
         let left = self.shared.hand.take_all();
         let handed_back = self.hand_back(&left).await;
-        let pool = &self.shared.pool;
+        let pool = &self.shared.control;
         if let Err(error) = store::mark_worker_stopped(pool, self.shared.id).await {
             self.shared.trouble(&format!("the worker could not say goodbye: {error}"));
         }
@@ -482,7 +504,7 @@ impl Worker {
 
     async fn hand_back(&self, tasks: &[Arc<Task>]) -> usize {
         let rows: TaskRows = tasks.iter().map(|task| &**task).collect();
-        match store::release_tasks(&self.shared.pool, &rows).await {
+        match store::release_tasks(&self.shared.control, &rows).await {
             Ok(count) => usize::try_from(count).unwrap_or(0),
             Err(error) => {
                 let count = tasks.len();

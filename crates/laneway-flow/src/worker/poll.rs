@@ -109,7 +109,7 @@ impl Poller {
         }
         shared.hand.counters.reads.fetch_add(1, Relaxed);
         let read = request(shared, &plan, free);
-        match store::read_and_start(&shared.pool, read).await {
+        match store::read_and_start(&shared.control, read).await {
             Ok(tasks) => {
                 self.failures = 0;
                 let more = self.is_there_more(shared, &plan, &tasks, free);
@@ -176,7 +176,7 @@ impl Poller {
         while self.doubts.front().is_some_and(|due| *due <= Instant::now()) {
             let hand = shared.hand.all();
             let known: TaskRows = hand.iter().map(|(task, ..)| &**task).collect();
-            store::release_unknown(&shared.pool, shared.id, &known).await?;
+            store::release_unknown(&shared.control, shared.id, &known).await?;
             self.doubts.pop_front();
         }
         Ok(())
@@ -193,7 +193,7 @@ impl Poller {
         }
         if matches!(error, FlowError::QueueMissing(_)) {
             let queues: Vec<&str> = shared.queues.iter().map(|queue| queue.name.as_str()).collect();
-            match store::repair_queues(&shared.pool, &queues).await {
+            match store::repair_queues(&shared.control, &queues).await {
                 Ok(_) => return Duration::from_millis(1),
                 Err(error) => shared.trouble(&format!("the queue could not be made again: {error}")),
             }
@@ -271,7 +271,7 @@ pub(super) async fn listen(shared: Arc<Shared>) {
 }
 
 async fn hear(shared: &Shared, failures: &mut u32) -> Result<(), sqlx::Error> {
-    let mut listener = PgListener::connect_with(&shared.pool).await?;
+    let mut listener = PgListener::connect_with(&shared.control).await?;
     listener.listen(store::QUEUE_CHANNEL).await?;
     *failures = 0;
     // What was announced before we listened.

@@ -88,7 +88,7 @@ async fn complete(shared: &Shared, completions: Vec<Completion>, failures: &mut 
     let mut patience = Patience::new(shared, "completed");
     let answer = loop {
         let outputs = completions.iter().map(|it| Json(&*it.output)).collect();
-        match store::complete_tasks(&shared.pool, &rows, outputs).await {
+        match store::complete_tasks(&shared.control, &rows, outputs).await {
             Err(error) if error.is_transient() => patience.after(&error).await,
             answer => break answer,
         }
@@ -135,7 +135,7 @@ async fn fail(shared: &Shared, failures: Vec<Failing>) {
     let rows: TaskRows = failures.iter().map(|it| &*it.task).collect();
     let mut patience = Patience::new(shared, "failed");
     let answer = loop {
-        match store::fail_tasks(&shared.pool, &rows, &errors, &permanent).await {
+        match store::fail_tasks(&shared.control, &rows, &errors, &permanent).await {
             Err(error) if error.is_transient() => patience.after(&error).await,
             answer => break answer,
         }
