@@ -27,6 +27,7 @@ const ALLOWED: &[Allowed] = &[
     Allowed { id: "Unlicense", because: "public domain" },
     Allowed { id: "CC0-1.0", because: "public domain" },
     Allowed { id: "CDLA-Permissive-2.0", because: "data, here the roots of TLS; asks for the notice only" },
+    Allowed { id: "PostgreSQL", because: "MIT in the words of Postgres; the SQL of its queues has it" },
 ];
 
 #[derive(Deserialize)]

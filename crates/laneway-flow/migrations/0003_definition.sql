@@ -104,7 +104,7 @@ BEGIN
     v_flow := pgflow._require_flow(add_step.flow_slug);
     PERFORM pgflow._require_slug('step', add_step.step_slug);
     -- One at a time, so that each gets the next index.
-    PERFORM 1 FROM pgflow.flows f WHERE f.flow_slug = add_step.flow_slug FOR UPDATE;
+    PERFORM pg_advisory_xact_lock(hashtextextended('pgflow.define:' || add_step.flow_slug, 0));
 
     v_target := pgflow._resolve_queue(v_queue, v_flow.queue, v_flow.flow_slug);
     IF add_step.step_slug = ANY (v_deps) THEN
@@ -464,6 +464,8 @@ BEGIN
             v_status := 'verified';
         WHEN v_found ->> 'verdict' = 'compatible' THEN
             PERFORM pgflow._update_flow_from_shape(flow_slug, v_shape);
+            -- What waits goes to the queues that are read from now on.
+            PERFORM pgflow._reroute_flow(flow_slug);
             v_status := 'updated';
         WHEN allow_data_loss THEN
             PERFORM pgflow.delete_flow_and_data(flow_slug);

@@ -3,7 +3,8 @@
 -- Everything here works on many runs at once, in a few statements, whatever their number. Who calls it holds the locks of the runs.
 --
 -- Locks are taken in this order, so that nobody waits in a circle:
---   1. runs, by run_id   2. messages   3. tasks   4. the key of a run   5. the next run of that key, which waits and which nobody works on
+--   1. runs, by run_id   2. messages   3. tasks   4. the keys of runs
+-- The next run of a key is taken last, and only if nobody has it: it waits, so that nobody but a canceller would.
 -- Who starts tasks takes no run's lock: it takes messages that nobody else has (SKIP LOCKED), then their tasks. Whoever changes a task
 -- that has a message has the message first; therefore a starter never waits for a task.
 
@@ -13,7 +14,9 @@ LANGUAGE plpgsql VOLATILE SET search_path TO pg_catalog, pg_temp
 AS $$
 BEGIN
     PERFORM pg_notify('pgflow_event', e::text) FROM unnest(p_events) e;
-    IF to_regprocedure('realtime.send(jsonb,text,text,boolean)') IS NOT NULL THEN
+    -- Only one that the server's owner or ours has made: it runs with our rights.
+    IF EXISTS (SELECT FROM pg_proc p JOIN pg_roles o ON o.oid = p.proowner
+               WHERE p.oid = to_regprocedure('realtime.send(jsonb,text,text,boolean)') AND (o.rolsuper OR o.rolname = current_user)) THEN
         EXECUTE 'SELECT realtime.send(e, e ->> ''event_type'', ''pgflow:run:'' || (e ->> ''run_id''), false) FROM unnest($1) e'
             USING p_events;
     END IF;
@@ -387,7 +390,74 @@ BEGIN
 END
 $$;
 
--- The next run of each key whose run, one of these, has ended. Returns the runs whose turn it is now.
+-- Tasks that wait in a queue that is not their step's any more go to the one that is; a step that is done by hand now takes them in hand.
+-- Their runs are locked.
+CREATE FUNCTION pgflow._reroute(p_run_ids uuid[], p_step_slugs text[], p_task_indexes integer[]) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path TO pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_group record;
+BEGIN
+    FOR v_group IN
+        SELECT t.queue, nullif(coalesce(p.queue, f.queue, lower(f.flow_slug)), 'false') AS target, array_agg(t.message_id) AS ids,
+            array_agg(t.run_id) AS runs, array_agg(t.step_slug) AS steps, array_agg(t.task_index) AS indexes
+        FROM unnest(p_run_ids, p_step_slugs, p_task_indexes) u(run_id, step_slug, task_index)
+        JOIN pgflow.step_tasks t ON t.run_id = u.run_id AND t.step_slug = u.step_slug AND t.task_index = u.task_index
+        JOIN pgflow.steps p ON p.flow_slug = t.flow_slug AND p.step_slug = t.step_slug
+        JOIN pgflow.flows f ON f.flow_slug = t.flow_slug
+        WHERE t.status = 'queued' AND t.message_id IS NOT NULL
+          AND t.queue IS DISTINCT FROM nullif(coalesce(p.queue, f.queue, lower(f.flow_slug)), 'false')
+        GROUP BY 1, 2 ORDER BY 1, 2
+    LOOP
+        PERFORM pgflow._archive(v_group.queue, v_group.ids);
+        IF v_group.target IS NOT NULL THEN
+            PERFORM pgflow._send_again(v_group.target, v_group.runs, v_group.steps, v_group.indexes,
+                pgflow._delays_left(v_group.queue, v_group.ids));
+        ELSE
+            UPDATE pgflow.step_tasks t
+            SET status = 'started', queue = NULL, message_id = NULL, attempts_count = 1, started_at = greatest(clock_timestamp(), t.queued_at)
+            FROM unnest(v_group.runs, v_group.steps, v_group.indexes) u(run_id, step_slug, task_index)
+            WHERE t.run_id = u.run_id AND t.step_slug = u.step_slug AND t.task_index = u.task_index;
+        END IF;
+    END LOOP;
+END
+$$;
+
+-- How many seconds these messages, which have just been put away, would still have been hidden.
+CREATE FUNCTION pgflow._delays_left(p_queue text, p_message_ids bigint[]) RETURNS integer[]
+LANGUAGE plpgsql VOLATILE SET search_path TO pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_delays integer[] := array_fill(0, ARRAY[cardinality(p_message_ids)]);
+BEGIN
+    IF to_regclass(format('pgmq.%I', 'a_' || p_queue)) IS NOT NULL THEN
+        EXECUTE format($q$
+            SELECT array_agg(coalesce(greatest(0, ceil(extract(epoch FROM a.vt - clock_timestamp()))), 0)::integer ORDER BY u.place)
+            FROM unnest($1) WITH ORDINALITY u(id, place) LEFT JOIN pgmq.%I a ON a.msg_id = u.id$q$, 'a_' || p_queue)
+            INTO v_delays USING p_message_ids;
+    END IF;
+    RETURN v_delays;
+END
+$$;
+
+-- All that waits of a flow whose queues have changed.
+CREATE FUNCTION pgflow._reroute_flow(p_flow_slug text) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path TO pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_tasks record;
+BEGIN
+    PERFORM 1 FROM pgflow.runs r WHERE r.flow_slug = p_flow_slug AND r.status = 'started' ORDER BY r.run_id FOR UPDATE;
+    SELECT array_agg(t.run_id) AS runs, array_agg(t.step_slug) AS steps, array_agg(t.task_index) AS indexes INTO v_tasks
+    FROM pgflow.runs r JOIN pgflow.step_tasks t ON t.run_id = r.run_id AND t.status = 'queued'
+    WHERE r.flow_slug = p_flow_slug AND r.status = 'started';
+    IF v_tasks.runs IS NOT NULL THEN
+        PERFORM pgflow._reroute(v_tasks.runs, v_tasks.steps, v_tasks.indexes);
+    END IF;
+END
+$$;
+
+-- The next run of each key whose run, one of these, has ended or waits for nobody. Returns the runs whose turn it is now.
 CREATE FUNCTION pgflow._next_of_key(p_run_ids uuid[]) RETURNS uuid[]
 LANGUAGE plpgsql VOLATILE SET search_path TO pg_catalog, pg_temp
 AS $$
@@ -400,15 +470,17 @@ BEGIN
     FOR v_key IN
         SELECT DISTINCT r.flow_slug, r.key, hashtextextended('pgflow.key:' || r.flow_slug || ':' || r.key, 0) AS lock
         FROM pgflow.runs r
-        WHERE r.run_id = ANY (p_run_ids) AND r.key IS NOT NULL AND r.status IN ('completed', 'failed', 'cancelled')
+        WHERE r.run_id = ANY (p_run_ids) AND r.key IS NOT NULL AND r.status <> 'started'
         ORDER BY lock, r.flow_slug, r.key
     LOOP
-        -- Who starts a run of this key has the lock as well: a run is either seen here, or sees that there is none before it.
+        -- Who starts a run of this key has the lock as well: a run is either seen here, or sees that there is none before it. We do not
+        -- wait for one that waits: who has it in hand is about to cancel it, and may wait for one of ours.
         PERFORM pg_advisory_xact_lock(v_key.lock);
         CONTINUE WHEN EXISTS (SELECT FROM pgflow.runs r
             WHERE r.flow_slug = v_key.flow_slug AND r.key = v_key.key AND r.status = 'started');
         SELECT * INTO v_next FROM pgflow.runs r
-        WHERE r.flow_slug = v_key.flow_slug AND r.key = v_key.key AND r.status = 'waiting' ORDER BY r.seq LIMIT 1 FOR UPDATE;
+        WHERE r.flow_slug = v_key.flow_slug AND r.key = v_key.key AND r.status = 'waiting' ORDER BY r.seq LIMIT 1
+        FOR UPDATE SKIP LOCKED;
         CONTINUE WHEN NOT FOUND;
         UPDATE pgflow.runs r SET status = 'started', started_at = clock_timestamp() WHERE r.run_id = v_next.run_id;
         PERFORM pgflow._tell(ARRAY[jsonb_build_object('event_type', 'run:started', 'run_id', v_next.run_id,

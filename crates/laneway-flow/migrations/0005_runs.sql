@@ -217,24 +217,19 @@ AS $$
 DECLARE
     v_flow pgflow.flows := pgflow._require_flow(cancel_flow.flow_slug);
     v_run record;
-    v_found boolean;
+    v_runs uuid[];
     v_count integer := 0;
 BEGIN
+    -- Those that there are now: others could not be locked in their order any more.
+    v_runs := ARRAY(SELECT r.run_id FROM pgflow.runs r
+        WHERE r.flow_slug = v_flow.flow_slug AND r.status IN ('started', 'waiting') ORDER BY r.run_id FOR UPDATE);
+    -- Those that wait are cancelled first: else each would get its turn when the one before it goes.
+    FOR v_run IN
+        SELECT r.run_id FROM pgflow.runs r WHERE r.flow_slug = v_flow.flow_slug AND r.status IN ('started', 'waiting')
+          AND r.run_id = ANY (v_runs)
+        ORDER BY r.status = 'started', r.run_id
     LOOP
-        -- Started ones are locked before those that wait, as whoever ends a run and starts the next of its key does.
-        PERFORM 1 FROM pgflow.runs r WHERE r.flow_slug = v_flow.flow_slug AND r.status = 'started' ORDER BY r.run_id FOR UPDATE;
-        PERFORM 1 FROM pgflow.runs r WHERE r.flow_slug = v_flow.flow_slug AND r.status = 'waiting' ORDER BY r.run_id FOR UPDATE;
-        v_found := false;
-        -- Those that wait are cancelled first: else each would get its turn when the one before it goes.
-        FOR v_run IN
-            SELECT r.run_id FROM pgflow.runs r WHERE r.flow_slug = v_flow.flow_slug AND r.status IN ('started', 'waiting')
-            ORDER BY r.status = 'started', r.run_id
-        LOOP
-            v_found := true;
-            v_count := v_count + pgflow.cancel_run(v_run.run_id, 'the flow was cancelled')::integer;
-        END LOOP;
-        -- One that got its turn while we waited for the locks.
-        EXIT WHEN NOT v_found;
+        v_count := v_count + pgflow.cancel_run(v_run.run_id, 'the flow was cancelled')::integer;
     END LOOP;
     RETURN v_count;
 END

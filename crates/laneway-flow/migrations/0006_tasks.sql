@@ -271,7 +271,7 @@ BEGIN
     PERFORM pgflow._require_equal_lengths('complete_tasks', cardinality(p_run_ids), cardinality(p_step_slugs),
         cardinality(p_task_indexes), cardinality(p_outputs), coalesce(cardinality(p_attempts), cardinality(p_run_ids)));
     -- From here on nobody else decides about these runs.
-    v_runs := ARRAY(SELECT r.run_id FROM pgflow.runs r WHERE r.run_id = ANY (p_run_ids) ORDER BY r.run_id FOR UPDATE);
+    v_runs := ARRAY(SELECT r.run_id FROM pgflow.runs r WHERE r.run_id = ANY (p_run_ids) AND r.status = 'started' ORDER BY r.run_id FOR UPDATE);
 
     SELECT array_agg(CASE
             WHEN x.task IS NULL OR x.again > 1 THEN 'ignored'
@@ -403,6 +403,8 @@ BEGIN
     IF 0 = ANY (p_delays) THEN
         PERFORM pg_notify('pgflow_queue', p_queue);
     END IF;
+    -- The step may have been routed elsewhere while the task was started.
+    PERFORM pgflow._reroute(p_run_ids, p_step_slugs, p_task_indexes);
 END
 $$;
 
@@ -455,7 +457,7 @@ DECLARE
 BEGIN
     PERFORM pgflow._require_equal_lengths('fail_tasks', cardinality(p_run_ids), cardinality(p_step_slugs), cardinality(p_task_indexes),
         cardinality(p_errors), coalesce(cardinality(p_permanent), cardinality(p_run_ids)), coalesce(cardinality(p_attempts), cardinality(p_run_ids)));
-    v_runs := ARRAY(SELECT r.run_id FROM pgflow.runs r WHERE r.run_id = ANY (p_run_ids) ORDER BY r.run_id FOR UPDATE);
+    v_runs := ARRAY(SELECT r.run_id FROM pgflow.runs r WHERE r.run_id = ANY (p_run_ids) AND r.status = 'started' ORDER BY r.run_id FOR UPDATE);
 
     -- By hand is for good: there is nobody who would try again.
     SELECT array_agg(x.queue ORDER BY x.place), array_agg(x.delay ORDER BY x.place),
@@ -525,7 +527,7 @@ DECLARE
 BEGIN
     PERFORM pgflow._require_equal_lengths('release_tasks', cardinality(p_run_ids), cardinality(p_step_slugs), cardinality(p_task_indexes),
         coalesce(cardinality(p_attempts), cardinality(p_run_ids)));
-    PERFORM 1 FROM pgflow.runs r WHERE r.run_id = ANY (p_run_ids) ORDER BY r.run_id FOR UPDATE;
+    PERFORM 1 FROM pgflow.runs r WHERE r.run_id = ANY (p_run_ids) AND r.status = 'started' ORDER BY r.run_id FOR UPDATE;
     FOR v_group IN
         SELECT t.queue, array_agg(t.run_id) AS runs, array_agg(t.step_slug) AS steps, array_agg(t.task_index) AS indexes
         FROM (SELECT DISTINCT * FROM unnest(p_run_ids, p_step_slugs, p_task_indexes, p_attempts) x(run_id, step_slug, task_index, attempt)) u
@@ -616,7 +618,7 @@ DECLARE
     v_count integer := 0;
     v_ended boolean := false;
 BEGIN
-    PERFORM 1 FROM pgflow.runs r WHERE r.run_id = ANY (p_run_ids) ORDER BY r.run_id FOR UPDATE;
+    PERFORM 1 FROM pgflow.runs r WHERE r.run_id = ANY (p_run_ids) AND r.status = 'started' ORDER BY r.run_id FOR UPDATE;
     FOR v_group IN
         SELECT t.queue, array_agg(t.run_id) AS runs, array_agg(t.step_slug) AS steps, array_agg(t.task_index) AS indexes
         FROM unnest(p_run_ids, p_step_slugs, p_task_indexes, p_started_at) u(run_id, step_slug, task_index, started_at)
@@ -658,8 +660,21 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path TO pg_catalog, pg_tem
 AS $$
 DECLARE
     v_found record;
+    v_waiting uuid[];
 BEGIN
-    PERFORM pgflow.repair_queues(ARRAY(SELECT q.queue FROM pgflow.queues q));
+    -- One thing at a time, since each takes locks of runs in their order: the rest is for the next call.
+    IF pgflow.repair_queues(ARRAY(SELECT q.queue FROM pgflow.queues q)) > 0 THEN
+        RETURN 0;
+    END IF;
+    -- A run that waits for nobody: it was in another transaction's hands, which was rolled back, when its turn came.
+    v_waiting := ARRAY(
+        SELECT DISTINCT ON (w.flow_slug, w.key) w.run_id FROM pgflow.runs w
+        WHERE w.status = 'waiting' AND w.key IS NOT NULL AND NOT EXISTS (SELECT FROM pgflow.runs o
+            WHERE o.flow_slug = w.flow_slug AND o.key = w.key AND o.key IS NOT NULL AND o.status = 'started'));
+    IF cardinality(v_waiting) > 0 THEN
+        PERFORM pgflow._advance(pgflow._next_of_key(v_waiting));
+        RETURN 0;
+    END IF;
     SELECT array_agg(x.run_id) AS runs, array_agg(x.step_slug) AS steps, array_agg(x.task_index) AS indexes, array_agg(x.started_at) AS times
     INTO v_found FROM (
         SELECT t.run_id, t.step_slug, t.task_index, t.started_at
@@ -739,14 +754,17 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path TO pg_catalog, pg_tem
 AS $$
 DECLARE
     v_count integer := 0;
-    v_queue text;
-BEGIN
-    FOR v_queue IN
+    v_queues text[] := ARRAY(
         SELECT q.queue FROM pgflow.queues q
         WHERE q.queue IN (SELECT pgflow._queue_name(p) FROM unnest(p_queues) p)
           AND (NOT pgflow._queue_exists(q.queue) OR q.relation IS DISTINCT FROM to_regclass(format('pgmq.%I', 'q_' || q.queue)))
-        ORDER BY q.queue
-    LOOP
+        ORDER BY q.queue);
+    v_queue text;
+BEGIN
+    PERFORM 1 FROM pgflow.runs r
+    WHERE r.run_id IN (SELECT t.run_id FROM pgflow.step_tasks t WHERE t.queue = ANY (v_queues) AND t.status IN ('queued', 'started'))
+    ORDER BY r.run_id FOR UPDATE;
+    FOREACH v_queue IN ARRAY v_queues LOOP
         v_count := v_count + pgflow._repair_queue(v_queue);
     END LOOP;
     RETURN v_count;
@@ -811,7 +829,7 @@ CREATE FUNCTION pgflow.setup_requeue_stalled_tasks_cron(cron_interval text DEFAU
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path TO pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF to_regprocedure('cron.schedule(text,text,text)') IS NULL THEN
+    IF NOT EXISTS (SELECT FROM pg_extension WHERE extname = 'pg_cron') THEN
         RETURN 'pg_cron is not there; workers look for stalled tasks themselves';
     END IF;
     EXECUTE 'SELECT cron.schedule(''pgflow_requeue_stalled_tasks'', $1, ''SELECT pgflow.requeue_stalled_tasks()'')' USING cron_interval;

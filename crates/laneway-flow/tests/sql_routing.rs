@@ -282,3 +282,42 @@ async fn the_two_phases_of_the_original_by_queue() {
     assert_eq!(db.get("SELECT string_agg(attempts_count::text, '') FROM pgflow.step_tasks").await, "11");
     db.check().await;
 }
+
+/// From one queue per flow to routing, while runs are under way: what waits goes along at once, what is in hand when it has to be tried again.
+#[tokio::test]
+async fn a_step_that_is_routed_elsewhere_takes_its_tasks_along() {
+    let db = database().await;
+    let shape = |queue: &str| {
+        format!(
+            "SELECT pgflow.ensure_flow_compiled('f', '{{\"options\": {{\"baseDelay\": 0}}, \"steps\": [{{\"slug\": \"m\", \"stepType\": \"map\", \"queue\": {queue}}}]}}') ->> 'status'"
+        )
+    };
+    assert_eq!(db.get(&shape("null")).await, "compiled");
+    let run = db.start("f", &json!([0, 1, 2, 3])).await;
+    let worker = db.worker(&["f"]).await;
+    let tasks = db.read(worker, &["f"], 2).await;
+    assert_eq!(db.get(&shape("\"fast\"")).await, "updated");
+    assert_eq!(db.count("SELECT count(*) FROM pgmq.q_fast").await, 2);
+    db.check().await;
+    // The old worker completes one, and fails the other, which then is a task of the new queue.
+    assert_eq!(db.complete(&[(tasks[0].clone(), json!("old"))]).await, ["completed"]);
+    assert_eq!(db.fail(&[(tasks[1].clone(), "again")]).await[0].0, "retried");
+    assert_eq!(db.count("SELECT count(*) FROM pgmq.q_f").await, 0);
+    db.check().await;
+    // A delay goes along.
+    db.run("UPDATE pgmq.q_fast SET vt = vt + interval '100 s' WHERE msg_id = 1").await;
+    assert_eq!(db.get(&shape("\"faster\"")).await, "updated");
+    assert_eq!(
+        db.count("SELECT count(*) FROM pgmq.q_faster WHERE vt > clock_timestamp() + interval '90 s'").await,
+        1
+    );
+    assert_eq!(db.drain(&["faster"], |_| json!("new")).await, 2);
+    // The last one becomes somebody's business.
+    assert_eq!(db.get(&shape("\"false\"")).await, "updated");
+    let index =
+        db.get("SELECT task_index FROM pgflow.step_tasks WHERE status = 'started' AND queue IS NULL").await;
+    db.check().await;
+    db.run(&format!("SELECT pgflow.complete_task('{run}', 'm', {index}, '\"hand\"')")).await;
+    assert_eq!(db.status(run).await, "completed");
+    db.check().await;
+}
