@@ -303,7 +303,8 @@ impl Lines {
 async fn the_log_has_the_same_ids_and_none_of_the_secrets() {
     let lines = Lines::default();
     let writer = lines.clone();
-    let subscriber = tracing_subscriber::fmt().with_max_level(tracing::Level::INFO).with_writer(move || writer.clone());
+    let subscriber =
+        tracing_subscriber::fmt().with_max_level(tracing::Level::INFO).with_writer(move || writer.clone());
     tracing::subscriber::set_global_default(subscriber.json().flatten_event(true).finish()).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let service = start(&folder, "laneway.pools.DEFAULT-POOL.attempts = 1").await;
@@ -314,11 +315,15 @@ async fn the_log_has_the_same_ids_and_none_of_the_secrets() {
         "headers": { "traceparent": format!("00-{trace}-b7ad6b7169203331-01") },
     });
     let queue = service.queue("default").unwrap();
-    let publication = laneway_router::source::embedded::Publication::new(message.to_string()).group("order-7");
+    let publication =
+        laneway_router::source::embedded::Publication::new(message.to_string()).group("order-7");
     queue.publish(publication).await.unwrap();
     let failed = lines.first("an attempt failed").await;
     assert_eq!((&failed["trace_id"], &failed["group"]), (&trace.into(), &"order-7".into()), "{failed}");
-    assert_eq!((&failed["pool"], &failed["attempt"], &failed["level"]), (&"DEFAULT-POOL".into(), &1.into(), &"INFO".into()));
+    assert_eq!(
+        (&failed["pool"], &failed["attempt"], &failed["level"]),
+        (&"DEFAULT-POOL".into(), &1.into(), &"INFO".into())
+    );
     // `message` is the text of the line, and the message's own id has the name of a span's attribute.
     assert_eq!(failed["message_id"], "m-7", "{failed}");
     let dead = lines.first("a message goes to the dead letters").await;
@@ -327,7 +332,11 @@ async fn the_log_has_the_same_ids_and_none_of_the_secrets() {
     let pause = format!("http://{}/api/pools/DEFAULT-POOL/pause", service.http_address());
     client.request(hyper::Request::post(pause).body(Full::default()).unwrap()).await.unwrap();
     let audit = lines.first("audit").await;
-    assert_eq!((&audit["who"], &audit["path"]), (&"loopback".into(), &"/api/pools/DEFAULT-POOL/pause".into()), "{audit}");
+    assert_eq!(
+        (&audit["who"], &audit["path"]),
+        (&"loopback".into(), &"/api/pools/DEFAULT-POOL/pause".into()),
+        "{audit}"
+    );
     service.shutdown(Duration::ZERO).await;
     let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
     assert!(!text.contains("tell-nobody"), "{text}");
