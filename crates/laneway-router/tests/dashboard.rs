@@ -336,7 +336,8 @@ async fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_group_is_parked_resumed_skipped_and_redriven_from_its_page() {
-    let stage = Stage::new(CONFIG).await;
+    // Long enough between two attempts to do what is done here.
+    let stage = Stage::new(&CONFIG.replace("backoff = 2 s", "backoff = 20 s")).await;
     let target = format!("{}/api/test/server-error", stage.base());
     let message = |id: &str| json!({ "id": id, "poolCode": "billing", "messageGroupId": "g-7", "mediationTarget": target });
     stage.publish(json!([message("first"), message("second"), message("third")])).await;
