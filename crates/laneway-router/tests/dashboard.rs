@@ -336,7 +336,8 @@ async fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_group_is_parked_resumed_skipped_and_redriven_from_its_page() {
-    let stage = Stage::new(CONFIG).await;
+    // Long enough between two attempts to do what is done here.
+    let stage = Stage::new(&CONFIG.replace("backoff = 2 s", "backoff = 20 s")).await;
     let target = format!("{}/api/test/server-error", stage.base());
     let message = |id: &str| json!({ "id": id, "poolCode": "billing", "messageGroupId": "g-7", "mediationTarget": target });
     stage.publish(json!([message("first"), message("second"), message("third")])).await;
@@ -526,7 +527,7 @@ impl Source for Odd {
     }
 
     fn depth(&self) -> BoxFuture<'_, Result<Depth, SourceError>> {
-        async move { Ok(Depth::default()) }.boxed()
+        async move { Err(SourceError::Unavailable("it cannot tell".to_owned())) }.boxed()
     }
 }
 
@@ -559,8 +560,6 @@ async fn names_that_are_markup_endless_or_written_from_right_to_left_do_no_harm_
     let drawn = browser.eval("new Promise((done) => { const started = performance.now(); dispatchEvent(new HashChangeEvent('hashchange')); requestAnimationFrame(() => done(performance.now() - started)); })").await;
     assert!(drawn.as_f64().unwrap() < 500.0, "{drawn} ms to draw");
     for (name, sure) in [(markup, "onerror"), (arabic, "evil"), (&endless, "10240 characters")] {
-        let address = format!("{}/#/group/DEFAULT-POOL/", stage.base());
-        browser.open(&address).await;
         browser
             .eval(&format!("location.hash = '#/group/DEFAULT-POOL/' + encodeURIComponent({})", json!(name)))
             .await;

@@ -268,6 +268,80 @@ mod spans {
     }
 }
 
+/// The lines of the log, as a program would read them.
+#[derive(Clone, Default)]
+struct Lines(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
+
+impl std::io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Lines {
+    /// The first line with this text, once it is there.
+    async fn first(&self, message: &str) -> Value {
+        let started = std::time::Instant::now();
+        loop {
+            let text = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
+            let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+            if let Some(line) = lines.into_iter().find(|line| line["message"] == message) {
+                return line;
+            }
+            assert!(started.elapsed() < Duration::from_secs(20), "{message} is not in\n{text}");
+            tokio::time::sleep(Duration::from_millis(10)).await; // paced: between two looks
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_log_has_the_same_ids_and_none_of_the_secrets() {
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let subscriber =
+        tracing_subscriber::fmt().with_max_level(tracing::Level::INFO).with_writer(move || writer.clone());
+    tracing::subscriber::set_global_default(subscriber.json().flatten_event(true).finish()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let service = start(&folder, "laneway.pools.DEFAULT-POOL.attempts = 1").await;
+    let trace = "0af7651916cd43dd8448eb211c80319c";
+    let message = serde_json::json!({
+        "id": "m-7", "poolCode": "DEFAULT-POOL", "messageGroupId": "order-7", "authToken": "tell-nobody",
+        "mediationTarget": format!("http://{}/api/test/server-error?key=tell-nobody", service.http_address()),
+        "headers": { "traceparent": format!("00-{trace}-b7ad6b7169203331-01") },
+    });
+    let queue = service.queue("default").unwrap();
+    let publication =
+        laneway_router::source::embedded::Publication::new(message.to_string()).group("order-7");
+    queue.publish(publication).await.unwrap();
+    let failed = lines.first("an attempt failed").await;
+    assert_eq!((&failed["trace_id"], &failed["group"]), (&trace.into(), &"order-7".into()), "{failed}");
+    assert_eq!(
+        (&failed["pool"], &failed["attempt"], &failed["level"]),
+        (&"DEFAULT-POOL".into(), &1.into(), &"INFO".into())
+    );
+    // `message` is the text of the line, and the message's own id has the name of a span's attribute.
+    assert_eq!(failed["message_id"], "m-7", "{failed}");
+    let dead = lines.first("a message goes to the dead letters").await;
+    assert_eq!((&dead["trace_id"], &dead["level"]), (&trace.into(), &"WARN".into()), "{dead}");
+    let client: Client<_, Full<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
+    let pause = format!("http://{}/api/pools/DEFAULT-POOL/pause", service.http_address());
+    client.request(hyper::Request::post(pause).body(Full::default()).unwrap()).await.unwrap();
+    let audit = lines.first("audit").await;
+    assert_eq!(
+        (&audit["who"], &audit["path"]),
+        (&"loopback".into(), &"/api/pools/DEFAULT-POOL/pause".into()),
+        "{audit}"
+    );
+    service.shutdown(Duration::ZERO).await;
+    let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    assert!(!text.contains("tell-nobody"), "{text}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_collector_the_traceparent_goes_to_the_target_as_it_came() {
     let (sender, mut calls) = tokio::sync::mpsc::unbounded_channel();

@@ -175,7 +175,8 @@ fn view(service: &Service, pool: String, group: String) -> Answer {
         return Err(Problem::not_found(format!("the pool {pool:?} has no place for the group {group:?}")));
     };
     let router = service.router();
-    let settings = router.pool_view(&pool)?.settings;
+    let in_pool = router.pool_view(&pool)?;
+    let settings = in_pool.settings;
     let notes = router.notes(&pool, &group)?;
     let mut waiting = router.waiting(&pool, &group, BEHIND_MAX + 1)?.into_iter().peekable();
     let attempts = match &explanation.reason {
@@ -183,7 +184,10 @@ fn view(service: &Service, pool: String, group: String) -> Answer {
         _ => 0,
     };
     let average = notes.average.map(|average| average.as_secs_f64() * 1e3);
-    let predicted = predicted(&explanation, average, settings.concurrency);
+    // Of a group that has not run yet nothing is known but that it is one of this pool.
+    let calls = in_pool.attempts.calls();
+    let usual = average.or((calls > 0).then(|| in_pool.attempts.sum.as_secs_f64() * 1e3 / calls as f64));
+    let predicted = predicted(&explanation, usual, settings.concurrency);
     let head_of = |message: &crate::message::Message, sequence, attempts| Head {
         message_id: message.id.clone(),
         sequence,
@@ -202,7 +206,7 @@ fn view(service: &Service, pool: String, group: String) -> Answer {
         message_id: next.message.id.clone(),
         sequence: next.sequence,
         predicted_start_millis: predicted
-            .zip(average)
+            .zip(usual)
             .map(|(head, average)| head + (average * f64::from(place) - since).max(0.0) as u64),
     });
     let behind: Vec<Behind> = behind.collect();

@@ -56,7 +56,8 @@ export function deadLetters() {
   async function refresh() {
     try {
       if (queue === null) {
-        const sources = await get("/api/sources");
+        // Those that keep none of their own have them elsewhere.
+        const sources = (await get("/api/sources")).filter((source) => source.dead !== null);
         show(select, sources.map((source) => h("option", { value: source.name }, source.name)));
         queue = select.value;
       }

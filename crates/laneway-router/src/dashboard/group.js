@@ -7,6 +7,7 @@ import { attempt, badge, card, confirm, count, facts, groupAddress, groupLink, h
 const DEAD_LETTERS = 200;
 
 export function group(pool = "", key = "") {
+  if (!pool || !key) return { title: "No group", node: h("p", {}, "The address names no group.") };
   const base = `/api/groups${path(pool, key)}`;
   const status = h("div", {});
   const body = h("div", { class: "stack" });
@@ -57,7 +58,7 @@ export function group(pool = "", key = "") {
     show(
       body,
       h("div", { class: "grid" }, card("Head", head), card("What went wrong last", table("Failed attempts", [["When"], ["Message"], ["Attempt", "number"], ["What happened", "wide"]], failures, "No attempt has failed while messages of this group were here."))),
-      h("div", { class: "grid" }, card("Behind it", table("Messages behind the head", [["Message"], ["Sequence", "number"], ["Expected to start", "number"]], behind, "Nothing waits behind the head."), view.waiting > behind.length + 1 && h("p", { class: "small soft" }, `and ${count(view.waiting - behind.length)} more`)), card("In the queues", table("In the queues", [["Queue"], ["State"], ["Messages", "number"], ["Leased", "number"], ["Not before", "number"]], queues, "No queue has messages of it."))),
+      h("div", { class: "grid" }, card("Behind it", h("div", { class: "tall" }, table("Messages behind the head", [["Message"], ["Sequence", "number"], ["Expected to start", "number"]], behind, "Nothing waits behind the head.")), view.waiting > behind.length + 1 && h("p", { class: "small soft" }, `and ${count(view.waiting - behind.length)} more`)), card("In the queues", table("In the queues", [["Queue"], ["State"], ["Messages", "number"], ["Leased", "number"], ["Not before", "number"]], queues, "No queue has messages of it."))),
     );
     drawHistory();
   }
@@ -80,7 +81,7 @@ export function group(pool = "", key = "") {
 
   async function refreshDead() {
     try {
-      const queues = (await get("/api/sources")).map((source) => source.name);
+      const queues = (await get("/api/sources")).filter((source) => source.dead !== null).map((source) => source.name);
       const found = [];
       for (const queue of queues) {
         const letters = await get(`/api/dead-letters?queue=${encodeURIComponent(queue)}&most=${DEAD_LETTERS}`).catch(() => []);
@@ -107,7 +108,7 @@ export function group(pool = "", key = "") {
     h("section", { class: "card stack" }, h("div", { class: "between" }, h("h1", {}, h("bdi", {}, cut(key)), h("span", { class: "soft small" }, " in ", h("a", { href: `#/pools/${encodeURIComponent(pool)}` }, pool))), h("div", { class: "row" }, Object.values(buttons))), status),
     body,
     h("div", { class: "grid" }, depth.node, latency.node),
-    card("Dead letters of this group", dead),
+    card("Dead letters of this group", h("div", { class: "tall" }, dead)),
   );
   return {
     title: cut(key),

@@ -115,20 +115,30 @@ export function facts(pairs) {
 
 const dialog = document.getElementById("dialog");
 
+let answered = null;
+
 function ask(content, valueOf) {
+  // One question at a time: the one before, if it is still there, is taken back.
+  answered?.(null);
   return new Promise((resolve) => {
-    show(dialog, content);
-    let answer = null;
-    const close = (value) => {
-      answer = value;
-      dialog.close();
+    const settle = (value) => {
+      dialog.removeEventListener("close", closed);
+      answered = null;
+      if (dialog.open) dialog.close();
+      resolve(value);
     };
+    // That of the question before may come late, when this one is open already.
+    const closed = () => {
+      if (!dialog.open) settle(null);
+    };
+    answered = settle;
+    show(dialog, content);
     content.addEventListener("submit", (event) => {
       event.preventDefault();
-      close(valueOf());
+      settle(valueOf());
     });
-    content.querySelector("[data-cancel]")?.addEventListener("click", () => close(null));
-    dialog.addEventListener("close", () => resolve(answer), { once: true });
+    content.querySelector("[data-cancel]")?.addEventListener("click", () => settle(null));
+    dialog.addEventListener("close", closed);
     dialog.showModal();
   });
 }

@@ -61,7 +61,7 @@ struct Group {
     /// The attempt that is under way.
     running: Option<Running>,
     /// The last ones that failed; most groups never have any.
-    failures: Option<Box<VecDeque<FailedAttempt>>>,
+    failures: VecDeque<FailedAttempt>,
     /// The group is on its way back to its sources: nothing more of it is taken in.
     barred: bool,
 }
@@ -200,11 +200,10 @@ impl Groups {
     /// An attempt has failed.
     pub(super) fn fail(&self, key: &GroupKey, failure: FailedAttempt) {
         if let Some(group) = self.shard(key).groups.get_mut(key) {
-            let failures = group.failures.get_or_insert_default();
-            if failures.len() == FAILURES_KEPT {
-                failures.pop_front();
+            if group.failures.len() == FAILURES_KEPT {
+                group.failures.pop_front();
             }
-            failures.push_back(failure);
+            group.failures.push_back(failure);
         }
     }
 
@@ -215,7 +214,7 @@ impl Groups {
         GroupNotes {
             running: group.running.as_ref().map(|running| running.view(key)),
             average: group.average,
-            failures: group.failures.iter().flat_map(|failures| failures.iter().cloned()).collect(),
+            failures: group.failures.iter().cloned().collect(),
         }
     }
 

@@ -278,7 +278,7 @@ impl Core {
         tracing::info!(
             pool = &*self.code,
             group = key.name(),
-            message = job.message.id,
+            message_id = job.message.id,
             attempt,
             reason,
             trace_id = trace.as_deref(),
@@ -359,7 +359,7 @@ impl Core {
         let reason = failure.note.unwrap_or_else(|| format!("failed after {} attempts", failure.attempts));
         tracing::warn!(
             pool = &*self.code,
-            message = job.message.id,
+            message_id = job.message.id,
             reason,
             trace_id = job.trace.as_ref().map(|trace| trace.id()),
             "a message goes to the dead letters"

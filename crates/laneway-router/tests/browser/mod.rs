@@ -113,11 +113,10 @@ impl Browser {
         let found =
             format!("document.querySelector({}) && !document.querySelector({0}).disabled", json!(selector));
         let press = format!("document.querySelector({}).click()", json!(selector));
-        let ready = async move {
+        async move {
             self.until(&found).await;
             self.eval(&press).await;
-        };
-        ready
+        }
     }
 
     /// Presses the button with this text.
