@@ -36,8 +36,7 @@ fn broker() -> &'static Server {
 fn settings(broker: &Server) -> Settings {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let queue = format!("orders-{}", NEXT.fetch_add(1, Relaxed));
-    let (linger, heartbeat) = (Duration::from_millis(200), Duration::from_secs(2));
-    Settings { linger, heartbeat, ..Settings::new(activemq::url(broker), &queue) }
+    Settings { linger: Duration::from_millis(200), ..Settings::new(activemq::url(broker), &queue) }
 }
 
 struct Active {
@@ -324,8 +323,8 @@ async fn two_routers_that_are_killed_and_a_broker_that_is_restarted_lose_nothing
     };
     let plan = instances::Plan {
         groups: 24,
-        messages: number("LANEWAY_CRASH_MESSAGES", 600) as usize,
-        kills: number("LANEWAY_CRASH_KILLS", 4) as usize,
+        messages: number("LANEWAY_CRASH_MESSAGES", 400) as usize,
+        kills: number("LANEWAY_CRASH_KILLS", 3) as usize,
         restarts: number("LANEWAY_CRASH_RESTARTS", 1) as usize,
         seed: number("LANEWAY_SEED", 5),
     };

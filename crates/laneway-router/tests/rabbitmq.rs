@@ -618,8 +618,8 @@ async fn two_routers_that_are_killed_and_a_broker_that_is_restarted_lose_nothing
     };
     let plan = instances::Plan {
         groups: 24,
-        messages: number("LANEWAY_CRASH_MESSAGES", 600) as usize,
-        kills: number("LANEWAY_CRASH_KILLS", 4) as usize,
+        messages: number("LANEWAY_CRASH_MESSAGES", 400) as usize,
+        kills: number("LANEWAY_CRASH_KILLS", 3) as usize,
         restarts: number("LANEWAY_CRASH_RESTARTS", 1) as usize,
         seed: number("LANEWAY_SEED", 5),
     };

@@ -244,7 +244,10 @@ async fn drive(inner: Arc<Inner>) {
     let mut failures = 0;
     while inner.pushed.wanted().await {
         let begun = Instant::now();
-        let Err(error) = hold(&inner).await else { continue };
+        let Err(error) = hold(&inner).await else {
+            inner.pushed.has_let_go();
+            continue;
+        };
         failures = if begun.elapsed() > LASTING { 0 } else { failures + 1 };
         inner.pushed.failed(error);
         tokio::select! {

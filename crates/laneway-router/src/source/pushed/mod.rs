@@ -257,6 +257,12 @@ impl<T> Pushed<T> {
         }
     }
 
+    /// Everything was let go. Whoever asked before that has been answered.
+    #[cfg(feature = "activemq")]
+    pub(crate) fn has_let_go(&self) {
+        self.asked.store(false, SeqCst);
+    }
+
     /// Whether somebody waits for the broker now.
     pub(crate) fn is_wanted(&self) -> bool {
         self.wanting.load(SeqCst) > 0
