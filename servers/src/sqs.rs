@@ -1,8 +1,10 @@
 //! Two servers that speak SQS, because each errs elsewhere.
 //!
-//! **fauxqs** (npm, on a Node.js of its own) locks groups as SQS does, wakes a waiting receive, refuses stale receipts and survives a restart; but a receive brings at
-//! most one message of a group, and a batch of deletes says yes to receipts that are stale (`npm/fauxqs.mjs` mends two more things). **moto** (PyPI) brings several messages of a group in one receive, in order; but its waiting receives look at the locks only once, so two
-//! of them can get one group and none is woken when a group is unlocked, stale receipts delete, sequence numbers are random, and a restart forgets everything.
+//! **fauxqs** (npm, on a Node.js of its own) locks groups as SQS does, wakes a waiting receive, lets a stale receipt do nothing, and survives a restart; but a receive
+//! brings at most one message of a group, and a batch of deletes says yes to receipts that are stale. Two more errors are mended in `npm/fauxqs.mjs`.
+//!
+//! **moto** (PyPI) brings several messages of a group in one receive, in order; but its waiting receives look at the locks only once, so two of them can get one
+//! group, and none is woken when a group is unlocked; stale receipts delete, sequence numbers are random, and a restart forgets everything.
 
 use std::process::Command;
 

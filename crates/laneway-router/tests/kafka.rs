@@ -266,11 +266,11 @@ async fn missing_topics_and_absent_brokers_are_told_and_the_doctor_sees_them() {
     let away = KafkaSettings { servers: "127.0.0.1:1".to_owned(), ..topic.settings() };
     let found = away.examine(&examination).await;
     assert!(matches!(&found[..], [it] if it.level == Level::Error), "{found:?}");
-    let error = away.join("orders").await.err().expect("nobody is there");
+    let error = away.join("orders").await.expect_err("nobody is there");
     assert!(matches!(error, SourceError::Unavailable(_)), "{error}");
     let mut wrong = topic.settings();
     wrong.properties.insert("no.such.property".to_owned(), "hush".to_owned());
-    let error = wrong.join("orders").await.err().expect("no such property");
+    let error = wrong.join("orders").await.expect_err("no such property");
     assert!(
         matches!(&error, SourceError::Broken(text) if text.contains("no.such.property") && !text.contains("hush")),
         "{error}"

@@ -134,7 +134,7 @@ pub(crate) fn of_the_guide(kind: &str, replaced: &[(&str, &str)], set: &[(&str, 
     std::fs::write(&file, &text).expect("written");
     let mut layering = Layering::file(file);
     for (path, value) in set {
-        layering = layering.set(*path, *value);
+        layering = layering.set(path, value);
     }
     Config::load(&layering).unwrap_or_else(|error| panic!("{text}\n{:#?}", error.problems()))
 }

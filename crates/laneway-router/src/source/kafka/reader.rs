@@ -710,15 +710,23 @@ fn group_of(key: &[u8]) -> Arc<str> {
     }
 }
 
+/// These partitions of a topic.
+fn listed(topic: &str, numbers: &[i32]) -> TopicPartitionList {
+    let mut list = TopicPartitionList::new();
+    for number in numbers {
+        list.add_partition(topic, *number);
+    }
+    list
+}
+
 /// What was committed for these partitions, if anything.
 fn committed(
     client: &Client,
     topic: &str,
     numbers: &[i32],
 ) -> Result<Vec<(i32, Option<Commit>)>, SourceError> {
-    let mut list = TopicPartitionList::new();
-    numbers.iter().for_each(|number| drop(list.add_partition(topic, *number)));
-    let answer = client.committed_offsets(list, ANSWER).map_err(|error| trouble(topic, &error))?;
+    let answer =
+        client.committed_offsets(listed(topic, numbers), ANSWER).map_err(|error| trouble(topic, &error))?;
     let mut commits = Vec::new();
     for element in answer.elements() {
         element.error().map_err(|error| trouble(topic, &error))?;
@@ -803,17 +811,12 @@ fn poll(shared: &Shared, client: &Client) {
             }
         }
         let (pause, resume) = shared.turns();
-        let listed = |numbers: &[i32]| {
-            let mut list = TopicPartitionList::new();
-            numbers.iter().for_each(|number| drop(list.add_partition(&shared.topic, *number)));
-            list
-        };
         // A partition that has just gone cannot be paused; nothing comes of it any more either.
         if !pause.is_empty() {
-            let _ = client.pause(&listed(&pause));
+            let _ = client.pause(&listed(&shared.topic, &pause));
         }
         if !resume.is_empty() {
-            let _ = client.resume(&listed(&resume));
+            let _ = client.resume(&listed(&shared.topic, &resume));
         }
     }
     // What is finished is committed and the partitions are let go before the others are told to take them.

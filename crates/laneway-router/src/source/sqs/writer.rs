@@ -126,8 +126,11 @@ impl Sink for SqsSink {
     }
 }
 
+/// Letters with their places in the batch.
+type Placed = Vec<(usize, Letter)>;
+
 /// The first letter of each group, and the others, both in order. Letters without a group wait for nobody.
-fn first_of_each_group(letters: Vec<(usize, Letter)>) -> (Vec<(usize, Letter)>, Vec<(usize, Letter)>) {
+fn first_of_each_group(letters: Placed) -> (Placed, Placed) {
     let mut seen: HashSet<String> = HashSet::new();
     letters.into_iter().partition(|(_, letter)| letter.group.clone().is_none_or(|group| seen.insert(group)))
 }
