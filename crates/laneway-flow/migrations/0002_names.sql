@@ -85,6 +85,18 @@ BEGIN
 END
 $$;
 
+-- For who sends: a queue that was dropped by hand comes back, so that no task has to fail for it. Its other messages are sent by who repairs.
+CREATE FUNCTION pgflow._revive_queue(p_queue text) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path TO pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF NOT pgflow._queue_exists(p_queue) THEN
+        PERFORM pgflow._create_queue(p_queue);
+        PERFORM pgflow._renumber(p_queue);
+    END IF;
+END
+$$;
+
 -- The queue is there, with the messages of its tasks.
 CREATE FUNCTION pgflow._ensure_queue(p_queue text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path TO pg_catalog, pg_temp

@@ -256,7 +256,7 @@ BEGIN
             USING p_run_ids, p_step_slugs;
         RETURN;
     END IF;
-    PERFORM pgflow._require_queue(p_queue);
+    PERFORM pgflow._revive_queue(p_queue);
     FOR v_try IN 1 .. 2 LOOP
         BEGIN
             EXECUTE 'WITH ' || v_wanted || format($q$, sent AS (
@@ -356,7 +356,7 @@ AS $$
 DECLARE
     v_count integer;
 BEGIN
-    PERFORM pgflow._require_queue(p_queue);
+    PERFORM pgflow._revive_queue(p_queue);
     FOR v_try IN 1 .. 2 LOOP
         BEGIN
             EXECUTE format($q$

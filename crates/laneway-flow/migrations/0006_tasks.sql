@@ -379,7 +379,7 @@ DECLARE
     v_lost record;
     v_known bigint[];
 BEGIN
-    PERFORM pgflow._require_queue(p_queue);
+    PERFORM pgflow._revive_queue(p_queue);
     EXECUTE format($q$
         WITH shown AS (
             UPDATE pgmq.%I q SET vt = clock_timestamp() + make_interval(secs => u.delay)
@@ -624,7 +624,6 @@ BEGIN
         FROM unnest(p_run_ids, p_step_slugs, p_task_indexes, p_started_at) u(run_id, step_slug, task_index, started_at)
         JOIN pgflow.step_tasks t ON t.run_id = u.run_id AND t.step_slug = u.step_slug AND t.task_index = u.task_index
         WHERE t.status = 'started' AND t.started_at = u.started_at AND t.queue IS NOT NULL AND t.requeued_count < 3
-          AND pgflow._queue_exists(t.queue)
         GROUP BY t.queue ORDER BY t.queue
     LOOP
         PERFORM pgflow._requeue(v_group.queue, v_group.runs, v_group.steps, v_group.indexes,

@@ -951,18 +951,22 @@ async fn a_queue_that_was_dropped_is_a_clear_error_and_can_be_repaired() {
     let error = db.try_read(worker, &["f", "q"], 1, None).await;
     let (code, message) = refusal(error.map(drop), "a read");
     assert_eq!((code.as_str(), message.as_str()), ("PF004", "the queue 'f' is not there"));
-    // What was in hand can be completed; what would need the queue cannot, and stays as it was.
+    // What was in hand can be completed, and failed: the queue comes back for its message.
     assert_eq!(db.complete(&[(started[0].clone(), json!(1))]).await, ["completed"]);
-    let failing = format!("SELECT pgflow.fail_task('{run}', 'm', {}, 'x')", started[1].task_index);
-    assert_eq!(db.refusal(&failing).await.0, "PF004");
-    assert_eq!(db.count("SELECT pgflow.repair_queues(ARRAY['f', 'q', 'unknown'])").await, 1);
+    assert_eq!(db.fail(&[(started[1].clone(), "x")]).await[0].0, "retried");
+    assert_eq!(db.count("SELECT count(*) FROM pgmq.q_f").await, 1);
+    assert_eq!(
+        db.count("SELECT pgflow.repair_queues(ARRAY['f', 'q', 'unknown'])").await,
+        1,
+        "the one that nobody had in hand"
+    );
     assert_eq!(
         db.get("SELECT pgflow._queue_exists('unknown')").await,
         "false",
         "only queues that a flow uses"
     );
     assert_eq!(db.count("SELECT pgflow.repair_queues(ARRAY['f', 'q'])").await, 0);
-    db.run(&failing).await;
+    db.check().await;
     assert_eq!(db.drain(&["f", "q"], |task| json!(task.task_index)).await, 3);
     assert_eq!(db.status(run).await, "completed");
     db.check().await;
