@@ -2,7 +2,6 @@
 
 import { count, h, show, svg } from "./page.js";
 
-const WIDTH = 640;
 const LEFT = 46;
 const RIGHT = 8;
 const TOP = 10;
@@ -86,18 +85,22 @@ export function overTime(title, about, id, { stacked = false, format = count, he
   const frame = figure(title, about, id);
   let model = null;
   let pointed = null;
+  // As wide as it is shown, so that letters have the same size on a phone.
+  let wide = 640;
   const tip = h("div", { class: "tip", hidden: true });
-  const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", preserveAspectRatio: "none" });
+  const picture = svg("svg", { viewBox: `0 0 ${wide} ${HEIGHT}`, role: "img", preserveAspectRatio: "none" });
   const cross = svg("line", { class: "cross", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
   frame.plot.append(picture, tip);
 
-  const x = (place) => LEFT + ((WIDTH - LEFT - RIGHT) * place) / Math.max(model.times.length - 1, 1);
+  const x = (place) => LEFT + ((wide - LEFT - RIGHT) * place) / Math.max(model.times.length - 1, 1);
 
   function draw(next) {
     model = next;
     const { times, series } = model;
+    wide = Math.max(260, frame.plot.clientWidth || wide);
+    picture.setAttribute("viewBox", `0 0 ${wide} ${HEIGHT}`);
     if (!series.length || times.length < 2) {
-      show(picture, svg("text", { x: WIDTH / 2, y: HEIGHT / 2, "text-anchor": "middle" }, times.length < 2 ? "Gathering the first seconds" : "Nothing to show yet"));
+      show(picture, svg("text", { x: wide / 2, y: HEIGHT / 2, "text-anchor": "middle" }, times.length < 2 ? "Gathering the first seconds" : "Nothing to show yet"));
       picture.setAttribute("aria-label", `${title}: nothing to show yet`);
       show(frame.legend);
       frame.columns = null;
@@ -114,10 +117,10 @@ export function overTime(title, about, id, { stacked = false, format = count, he
     const highest = ticks.at(-1);
     const y = (value) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - value / highest);
     const parts = ticks.map((tick) => [
-      svg("line", { class: "grid-line", x1: LEFT, x2: WIDTH - RIGHT, y1: y(tick), y2: y(tick) }),
+      svg("line", { class: "grid-line", x1: LEFT, x2: wide - RIGHT, y1: y(tick), y2: y(tick) }),
       svg("text", { x: LEFT - 6, y: y(tick) + 4, "text-anchor": "end" }, format(tick)),
     ]);
-    const marks = 5;
+    const marks = wide < 420 ? 3 : 5;
     for (let mark = 0; mark < marks; mark += 1) {
       const place = Math.round(((times.length - 1) * mark) / (marks - 1));
       const anchor = mark === 0 ? "start" : mark === marks - 1 ? "end" : "middle";
@@ -180,7 +183,7 @@ export function overTime(title, about, id, { stacked = false, format = count, he
     );
     tip.hidden = false;
     const side = pointed < 0.55 ? ["left", "right"] : ["right", "left"];
-    const share = (x(place) / WIDTH) * 100;
+    const share = (x(place) / wide) * 100;
     tip.style.setProperty(side[0], `calc(${side[0] === "left" ? share : 100 - share}% + 12px)`);
     tip.style.setProperty(side[1], "auto");
     tip.style.setProperty("top", "6px");
@@ -189,7 +192,7 @@ export function overTime(title, about, id, { stacked = false, format = count, he
   frame.plot.addEventListener("pointermove", (event) => {
     const box = picture.getBoundingClientRect();
     const share = (event.clientX - box.left) / box.width;
-    pointed = (share * WIDTH - LEFT) / (WIDTH - LEFT - RIGHT);
+    pointed = (share * wide - LEFT) / (wide - LEFT - RIGHT);
     point();
   });
   frame.plot.addEventListener("pointerleave", () => {
