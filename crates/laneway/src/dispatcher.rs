@@ -518,7 +518,7 @@ impl<K, M> Dispatcher<K, M> {
         match tally.released() {
             0 => {}
             // Where messages are slow, each place is worth a wake-up.
-            _ if next.is_none_or(|wants| wants.holder.is_some()) => self.room.made_last(),
+            _ if next.is_none_or(|wants| wants.slow) => self.room.made_last(),
             _ => self.room.made(released),
         }
         (parcels, found, waited)
@@ -581,7 +581,7 @@ impl<K, M> Dispatcher<K, M> {
         if !(wants.stream && inner.lanes.has_ready()) {
             self.admit_some(inner, wants.lanes);
         }
-        let now = if inner.lanes.keeps_time() || wants.holder.is_some() { clock.now() } else { wants.now };
+        let now = if inner.lanes.keeps_time() || wants.slow { clock.now() } else { wants.now };
         let claimed = hand.fill(&mut inner.lanes, wants, now);
         if claimed && (inner.lanes.has_ready() || !inner.inbox.is_empty()) {
             wakes.add(self.take_sleeper(inner));
