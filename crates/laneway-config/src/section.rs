@@ -99,6 +99,15 @@ impl<'a> Section<'a> {
         self.has(key).then(|| read(self))
     }
 
+    /// What `read` makes of this key if it is there, and none if it is null, which tells it from a key that is not there.
+    pub fn nullable<T>(&mut self, key: &str, read: impl FnOnce(&mut Self) -> T) -> Option<Option<T>> {
+        if self.has(key) {
+            return Some(Some(read(self)));
+        }
+        let is_null = self.fields.and_then(|fields| fields.get(key)).is_some_and(HoconValue::is_null);
+        is_null.then_some(None)
+    }
+
     /// A whole number in this range.
     pub fn integer(&mut self, key: &str, range: RangeInclusive<u64>) -> u64 {
         let right = format!("a whole number from {} to {}", range.start(), range.end());

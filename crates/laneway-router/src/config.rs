@@ -211,13 +211,14 @@ impl Config {
         Ok(tree.effective(""))
     }
 
-    /// Takes over what a reload has applied.
-    pub(crate) fn show_pools_of(&mut self, new: &Config) {
-        let live = |it: &Effective| {
-            ["laneway.pools", "laneway.pool-defaults", "laneway.shutdown"]
-                .iter()
-                .any(|path| it.path.starts_with(path))
-        };
+    /// Takes over what a reload has applied. Queues can be added while the service runs, and not be removed.
+    pub(crate) fn show_applied(&mut self, new: &Config) {
+        let mut live = vec!["laneway.pools", "laneway.pool-defaults", "laneway.shutdown"];
+        if self.queue.names.iter().all(|name| new.queue.names.contains(name)) {
+            live.push("laneway.queue.queues");
+            self.queue.names.clone_from(&new.queue.names);
+        }
+        let live = |it: &Effective| live.iter().any(|path| it.path.starts_with(path));
         self.shown.retain(|it| !live(it));
         self.shown.extend(new.shown.iter().filter(|it| live(it)).cloned());
     }
@@ -351,16 +352,13 @@ fn read_pool(s: &mut Section<'_>, defaults: Option<&PoolSettings>) -> PoolSettin
             format!("must be at most the pool's capacity, which is {}", pool.capacity),
         );
     }
-    if let Some(latency) =
-        s.optional("group-latency", |s| s.duration("group-latency", Duration::from_millis(1)..=LONGEST))
-    {
-        pool.group_latency = Some(latency);
-    }
+    let latency = |s: &mut Section<'_>| s.duration("group-latency", Duration::from_millis(1)..=LONGEST);
+    pool.group_latency = s.nullable("group-latency", latency).unwrap_or(pool.group_latency);
     let rate = |s: &mut Section<'_>, key: &str| {
-        s.optional(key, |s| s.number(key, "above 0 and at most 1000000", |rate| rate > 0.0 && rate <= 1e6))
+        s.nullable(key, |s| s.number(key, "above 0 and at most 1000000", |rate| rate > 0.0 && rate <= 1e6))
     };
-    pool.rate_per_second = rate(s, "rate-per-second").or(pool.rate_per_second);
-    pool.group_rate_per_second = rate(s, "group-rate-per-second").or(pool.group_rate_per_second);
+    pool.rate_per_second = rate(s, "rate-per-second").unwrap_or(pool.rate_per_second);
+    pool.group_rate_per_second = rate(s, "group-rate-per-second").unwrap_or(pool.group_rate_per_second);
     if asked(s, "attempts") {
         pool.attempts = s.integer("attempts", 1..=1_000_000) as u32;
     }
@@ -588,12 +586,13 @@ mod tests {
     #[test]
     fn a_pool_says_only_what_is_different() {
         let text = "laneway { pool-defaults { attempts = 9, rate-per-second = 5 }, pools { small { capacity = 10, concurrency = 2 }
-            back { exhausted = give-back, give-back = 5 s } } }";
+            back { exhausted = give-back, give-back = 5 s }, free { rate-per-second = null } } }";
         let config = load(text).unwrap();
         let small = &config.pools["small"];
         assert_eq!((small.capacity, small.group_capacity, small.concurrency), (10, 10, 2));
         assert_eq!((small.attempts, small.rate_per_second), (9, Some(5.0)));
         assert_eq!(config.pools["back"].exhausted, Exhausted::GiveBack(Duration::from_secs(5)));
+        assert_eq!(config.pools["free"].rate_per_second, None, "null takes the rate of the defaults away");
         assert_eq!(config.pools[DEFAULT_POOL].attempts, 9);
     }
 

@@ -31,7 +31,9 @@ use crate::config::{Config, ConfigError};
 use crate::ingress::{self, Ingress};
 use crate::mediator::{HttpMediator, Mediator, Mediators, Signer, Simulated};
 use crate::pool::PoolSettings;
-use crate::router::{DEFAULT_POOL, MakeMediator, Router, RouterError, RouterReport, SourceSettings};
+use crate::router::{
+    DEFAULT_POOL, MakeMediator, POOLS_MAX, Router, RouterError, RouterReport, SourceSettings,
+};
 use crate::source::embedded::{EmbeddedQueue, EmbeddedStore, OpenError, QueueError};
 use crate::targets::TestTargets;
 
@@ -260,8 +262,7 @@ impl Service {
         self.reload(new).await
     }
 
-    /// Applies what can be applied of another configuration. What is wrong with it is found before anything changes; only a pool that the
-    /// engine refuses (there are too many) leaves those before it changed.
+    /// Applies what can be applied of another configuration. What is wrong with it is found before anything changes.
     pub async fn reload(&self, new: Config) -> Result<Reloaded, ReloadError> {
         let _alone = self.inner.reloading.lock().await;
         let old = self.config();
@@ -274,7 +275,7 @@ impl Service {
         if old.drain != new.drain {
             done.changed.push(format!("shutdown.drain is {:?}", new.drain));
         }
-        now.show_pools_of(&new);
+        now.show_applied(&new);
         *lock(&self.inner.config) = Arc::new(now);
         Ok(done)
     }
@@ -285,7 +286,15 @@ impl Service {
         if self.is_closing() {
             problems.push(RouterError::Closing.to_string());
         }
-        for view in self.router().pools() {
+        let pools = self.router().pools();
+        let there = |code: &str| pools.iter().any(|view| *view.code == *code);
+        let wanted = pools.len() + new.pools.keys().filter(|code| !there(code)).count();
+        if wanted > POOLS_MAX {
+            problems.push(format!(
+                "laneway.pools: there would be {wanted} pools, those that drain included; {POOLS_MAX} are allowed"
+            ));
+        }
+        for view in pools {
             let Some(settings) = new.pools.get(&*view.code) else { continue };
             if settings.affinity != view.settings.affinity {
                 problems.push(format!(

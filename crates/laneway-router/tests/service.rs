@@ -759,6 +759,25 @@ async fn a_reload_applies_what_it_can_and_names_the_rest() {
     };
     assert_eq!(value("laneway.pools.a.concurrency").as_deref(), Some("7"), "as it is now");
     assert_eq!(value("laneway.lease").as_deref(), Some("\"30 s\""), "as it was at the start");
+    assert!(value("laneway.queue.queues").unwrap_or_default().contains("more"), "{config}");
+    bench.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_reload_with_too_many_pools_changes_nothing() {
+    let bench = Bench::new("laneway.pools.a.concurrency = 4").await;
+    bench.call("PUT", "/api/pools/mine", Some(json!({}))).await.with(201);
+    let many = (0..laneway_router::router::POOLS_MAX - 2).map(|pool| format!("p{pool} {{}}")).collect::<Vec<_>>();
+    bench.write(&format!("laneway.pools {{ a {{ concurrency = 5 }}\n{} }}", many.join("\n")));
+    let answer = bench.post("/api/config/reload", json!({})).await;
+    answer.problem(422);
+    assert!(
+        answer.json()["errors"].to_string().contains("there would be 10001 pools"),
+        "{:?}",
+        answer.json()
+    );
+    assert_eq!(bench.get("/api/pools").await.as_array().unwrap().len(), 3);
+    assert_eq!(bench.get("/api/pools/a").await["concurrency"], 4);
     bench.shutdown().await;
 }
 
