@@ -767,7 +767,8 @@ async fn a_reload_applies_what_it_can_and_names_the_rest() {
 async fn a_reload_with_too_many_pools_changes_nothing() {
     let bench = Bench::new("laneway.pools.a.concurrency = 4").await;
     bench.call("PUT", "/api/pools/mine", Some(json!({}))).await.with(201);
-    let many = (0..laneway_router::router::POOLS_MAX - 2).map(|pool| format!("p{pool} {{}}")).collect::<Vec<_>>();
+    let many =
+        (0..laneway_router::router::POOLS_MAX - 2).map(|pool| format!("p{pool} {{}}")).collect::<Vec<_>>();
     bench.write(&format!("laneway.pools {{ a {{ concurrency = 5 }}\n{} }}", many.join("\n")));
     let answer = bench.post("/api/config/reload", json!({})).await;
     answer.problem(422);

@@ -348,6 +348,7 @@ pub(crate) struct Lanes<K, M> {
     ready: Ready,
     timers: BinaryHeap<Reverse<(u64, u32, u32)>>,
     /// Boxes to be used again: where every turn needs one, none is allocated for it.
+    #[allow(clippy::vec_box, reason = "the boxes are what is used again")]
     spare: Vec<Box<Extra<K>>>,
     stamp: u32,
     pub(crate) paused: bool,
