@@ -11,8 +11,7 @@ use anyhow::{Context, Result};
 
 use crate::PRODUCT;
 use crate::report::{Report, Summary};
-use crate::table::{Column, columns};
-use crate::workload::Workload;
+use crate::table::{Column, RATE, columns};
 
 const WIDTH: f64 = 860.0;
 const LABELS: f64 = 180.0;
@@ -21,9 +20,24 @@ const BAR: f64 = 16.0;
 const GAP: f64 = 6.0;
 const HEAD: f64 = 44.0;
 
-/// Writes the plot.
+/// Writes the plot of the engine's workloads.
 pub fn write(report: &Report, path: &Path) -> Result<()> {
-    fs::write(path, svg(report)).with_context(|| format!("cannot write {}", path.display()))
+    let panels = report.workloads.iter();
+    let panels = panels.map(|workload| (workload.name.as_str(), columns(workload.kind).swap_remove(0)));
+    save(&svg(report, panels), path)
+}
+
+/// Writes the plot of workloads that are compared by their rate.
+pub(crate) fn write_rates<'a>(
+    report: &Report,
+    workloads: impl Iterator<Item = &'a str>,
+    path: &Path,
+) -> Result<()> {
+    save(&svg(report, workloads.map(|name| (name, RATE))), path)
+}
+
+fn save(svg: &str, path: &Path) -> Result<()> {
+    fs::write(path, svg).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// One bar: who, and how much.
@@ -33,14 +47,14 @@ struct Bar<'a> {
     capped: bool,
 }
 
-fn svg(report: &Report) -> String {
+/// One panel for each workload, with what is compared there.
+fn svg<'a>(report: &Report, workloads: impl Iterator<Item = (&'a str, Column)>) -> String {
     let mut panels = String::new();
     let mut height = 0.0;
-    for workload in &report.workloads {
-        let column = columns(workload.kind).swap_remove(0);
+    for (workload, column) in workloads {
         let bars = bars(report, workload, column.metric);
         if !bars.is_empty() {
-            panel(&mut panels, &workload.name, &column, &bars, height);
+            panel(&mut panels, workload, &column, &bars, height);
             height += HEAD + bars.len() as f64 * (BAR + GAP);
         }
     }
@@ -52,10 +66,10 @@ fn svg(report: &Report) -> String {
     )
 }
 
-fn bars<'a>(report: &'a Report, workload: &Workload, metric: &str) -> Vec<Bar<'a>> {
+fn bars<'a>(report: &'a Report, workload: &str, metric: &str) -> Vec<Bar<'a>> {
     let bar = |contender: &'a String| {
-        let summary = report.summary(&workload.name, contender, metric)?;
-        let capped = report.capped(&workload.name, contender);
+        let summary = report.summary(workload, contender, metric)?;
+        let capped = report.capped(workload, contender);
         // A logarithm needs something to hold on to.
         (summary.min > 0.0).then_some(Bar { contender, summary, capped })
     };
@@ -147,7 +161,7 @@ mod tests {
             Report { workloads, contenders: vec![PRODUCT.into(), "kameo".into()], ..Report::default() };
         report.add_value("W1", PRODUCT, 1, "messages_per_second".into(), 2e7);
         report.add_value("W1", "kameo", 1, "messages_per_second".into(), 5e5);
-        let svg = svg(&report);
+        let svg = svg(&report, [("W1", RATE)].into_iter());
         assert_eq!(svg.matches("<rect x=").count(), 2);
         assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n"));
         assert!(svg.contains(">20.00</text>") && !svg.contains("NaN"));

@@ -38,7 +38,7 @@ impl Column {
     }
 }
 
-const RATE: Column = Column::new("messages_per_second", "Mmsg/s", 1e6, 2);
+pub(crate) const RATE: Column = Column::new("messages_per_second", "Mmsg/s", 1e6, 2);
 const CPU: Column = Column::new("cpu_nanoseconds_per_message", "CPU ns/msg", 1.0, 0);
 const PEAK: Column = Column::new("resident_bytes_peak", "peak MB", 1e6, 0);
 

@@ -28,9 +28,9 @@ use serde::{Deserialize, Serialize};
 pub use design::Entry;
 use workload::Workload;
 
-use crate::child;
 use crate::machine::Neighbours;
 use crate::report::{OTHERS, Report};
+use crate::{child, plot};
 
 /// The hidden first argument of a child of `bench events`.
 const CHILD: &str = "__child-events";
@@ -61,6 +61,9 @@ pub struct EventsArgs {
     /// Write every value to this file, one JSON object per line
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Draw the rates into this file, as SVG
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
     /// Compare with the bars; runs what they need unless --workload is given
     #[arg(long)]
     pub targets: bool,
@@ -103,6 +106,9 @@ pub fn run(args: &EventsArgs, designs: &[Entry]) -> Result<Report> {
     }
     if let Some(path) = &args.json {
         report.write_json(path)?;
+    }
+    if let Some(path) = &args.plot {
+        plot::write_rates(&report, workloads.iter().map(|workload| workload.name.as_str()), path)?;
     }
     match report.failures.is_empty() {
         true => Ok(report),

@@ -34,6 +34,9 @@ const CHILD: &str = "__router_child";
 /// That of a target.
 const TARGET: &str = "__router_target";
 
+/// That of a service that starts on a backlog.
+const SERVICE: &str = "__router_service";
+
 /// What can be measured: name, what it is, and the contenders it has.
 const WORKLOADS: [(&str, &str, &[&str]); 7] = [
     (
@@ -47,7 +50,11 @@ const WORKLOADS: [(&str, &str, &[&str]); 7] = [
         &["laneway"],
     ),
     ("latency", "open loop: from the intended time of sending to the target, pool of 256", &["laneway"]),
-    ("backlog", "memory of queued messages", &["laneway"]),
+    (
+        "backlog",
+        "memory of the whole service with queued messages, and how long it takes to start on them",
+        &["laneway"],
+    ),
     ("extreme", "10,000 groups, concurrency 5,000, 100 ms each, simulated", &["laneway"]),
     (
         "dashboard",
@@ -72,9 +79,9 @@ pub struct RouterArgs {
     /// Messages of `deliver` and `backlog`, and of `publish` at most
     #[arg(long, value_name = "N")]
     pub messages: Option<u64>,
-    /// Messages per second of `latency`
-    #[arg(long, default_value_t = 2_000, value_name = "N")]
-    pub rate: u64,
+    /// Messages per second of `latency`, each a run of its own
+    #[arg(long, value_delimiter = ',', default_value = "500,2000,10000", value_name = "N")]
+    pub rate: Vec<u64>,
     /// Duration of `publish`, `latency` and `extreme`
     #[arg(long, default_value_t = 3.0, value_name = "SECONDS")]
     pub seconds: f64,
@@ -107,6 +114,16 @@ pub(crate) struct Spec {
     pub(crate) source: Option<String>,
 }
 
+impl Spec {
+    /// As tables and JSON lines call it: rates make workloads of their own.
+    fn name(&self) -> String {
+        match self.workload.as_str() {
+            "latency" => format!("latency-{}", self.rate),
+            other => other.to_owned(),
+        }
+    }
+}
+
 /// Does the work of a child or of a target, where this process is one. Otherwise returns at once, with nothing.
 pub fn serve() -> Option<ExitCode> {
     child::serve_kind(CHILD, |spec| {
@@ -115,6 +132,7 @@ pub fn serve() -> Option<ExitCode> {
         Ok(serde_json::to_string(&run::run(&spec)?)?)
     })
     .or_else(|| child::serve_kind(TARGET, |_| run::serve_as_target()))
+    .or_else(|| child::serve_kind(SERVICE, run::serve_on_backlog))
 }
 
 /// Measures, prints, writes what was asked for, and fails when order, exclusion or counts were broken.
@@ -128,7 +146,7 @@ pub fn run(args: &RouterArgs) -> Result<()> {
     ensure!(args.rounds > 0, "--rounds must be at least 1");
     ensure!(args.seconds > 0.0 && args.seconds <= 600.0, "--seconds must be more than 0, at most 600");
     ensure!((1..=65_536).contains(&args.pool), "--pool must be 1 to 65536");
-    ensure!(args.rate > 0, "--rate must be at least 1");
+    ensure!(!args.rate.is_empty() && !args.rate.contains(&0), "--rate must be at least 1");
     let runs = args.runs()?;
     let report = measure(args, &runs);
     print_table(&report);
@@ -145,8 +163,8 @@ pub fn run(args: &RouterArgs) -> Result<()> {
 }
 
 impl RouterArgs {
-    /// What is to be run in each round, as (workload, contender).
-    fn runs(&self) -> Result<Vec<(&'static str, &'static str)>> {
+    /// What is to be run in each round.
+    fn runs(&self) -> Result<Vec<Spec>> {
         let all = self.all()?;
         for name in &self.workload {
             let known = || all.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
@@ -165,7 +183,13 @@ impl RouterArgs {
         };
         let mut runs = Vec::new();
         for (workload, contenders) in all.into_iter().filter(|(name, _)| chosen(name)) {
-            runs.extend(contenders.iter().filter(takes_part).map(|contender| (workload, *contender)));
+            // The rates matter to one workload only.
+            let rates = if workload == "latency" { self.rate.as_slice() } else { &self.rate[..1] };
+            for rate in rates {
+                runs.extend(
+                    contenders.iter().filter(takes_part).map(|name| self.spec(workload, name, *rate)),
+                );
+            }
         }
         ensure!(!runs.is_empty(), "no such contender: `--list` names them");
         Ok(runs)
@@ -189,12 +213,12 @@ impl RouterArgs {
         bail!("no source {kind:?} in this program: build it with `--features {kind}`")
     }
 
-    fn spec(&self, workload: &str, contender: &str) -> Spec {
+    fn spec(&self, workload: &str, contender: &str, rate: u64) -> Spec {
         Spec {
             workload: workload.into(),
             contender: contender.into(),
             messages: self.messages,
-            rate: self.rate,
+            rate,
             seconds: self.seconds,
             pool: self.pool,
             source: self.source.clone(),
@@ -202,16 +226,17 @@ impl RouterArgs {
     }
 }
 
-fn measure(args: &RouterArgs, runs: &[(&str, &str)]) -> Report {
+fn measure(args: &RouterArgs, runs: &[Spec]) -> Report {
     let mut report = Report { bench: "router", ..Report::default() };
     let style =
         ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} {msg}").expect("a valid template");
     let progress = ProgressBar::new(runs.len() as u64 * u64::from(args.rounds)).with_style(style);
     for round in 1..=args.rounds {
-        for (workload, contender) in runs {
+        for spec in runs {
+            let (workload, contender) = (&*spec.name(), &*spec.contender);
             progress.set_message(format!("round {round}: {workload} {contender}"));
             let neighbours = Neighbours::watch();
-            match child::start(CHILD, &args.spec(workload, contender)) {
+            match child::start(CHILD, spec) {
                 Ok(outcome) => report.add(workload, contender, round, outcome),
                 Err(error) => {
                     report.failures.push(format!("{workload} {contender} round {round}: {error:#}"))

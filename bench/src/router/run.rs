@@ -18,6 +18,7 @@ use laneway_router::mediator::{HttpMediator, HttpSettings, Mediator, Mediators, 
 use laneway_router::pool::PoolSettings;
 use laneway_router::router::{DEFAULT_POOL, MakeMediator, Router, SourceSettings};
 use laneway_router::service::Service;
+use laneway_router::source::Source;
 use laneway_router::source::embedded::{EmbeddedQueue, EmbeddedStore, Options, Publication};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -75,7 +76,7 @@ impl Drop for Folder {
 struct Bench {
     store: EmbeddedStore,
     queue: EmbeddedQueue,
-    _folder: Folder,
+    folder: Folder,
 }
 
 impl Bench {
@@ -83,7 +84,7 @@ impl Bench {
         let folder = Folder::new()?;
         let store = EmbeddedStore::open(folder.0.join("queue.db"), Options::default())?;
         let queue = store.queue("bench")?;
-        Ok(Bench { store, queue, _folder: folder })
+        Ok(Bench { store, queue, folder })
     }
 
     fn route(&self, settings: PoolSettings, mediators: Mediators) -> Result<Router> {
@@ -521,7 +522,7 @@ async fn latency(spec: &Spec) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// What a queued message costs in memory.
+/// What queued messages cost: while they are published, and when the whole service starts on them in a process of its own.
 async fn backlog(spec: &Spec) -> Result<Outcome> {
     let bench = Bench::open()?;
     let messages = spec.messages.unwrap_or(1_000_000);
@@ -530,11 +531,7 @@ async fn backlog(spec: &Spec) -> Result<Outcome> {
     let mut made = 0;
     while made < messages {
         let count = (messages - made).min(1_000);
-        let batch = (0..count)
-            .map(|number| {
-                Publication::new([b'x'; 256]).group(format!("group-{}", (made + number) % GROUPS as u64))
-            })
-            .collect();
+        let batch = (made..made + count).map(queued_message).collect();
         bench.queue.publish_many(batch, None).await.map_err(|error| anyhow::anyhow!("{error}"))?;
         made += count;
     }
@@ -545,7 +542,70 @@ async fn backlog(spec: &Spec) -> Result<Outcome> {
     outcome.set("resident_bytes_per_message", per_message);
     outcome.set("resident_bytes", after as f64);
     bench.store.close().await;
+    let folder = bench.folder.0.to_str().context("a folder with a plain name")?.to_owned();
+    let started =
+        std::process::Command::new(std::env::current_exe()?).args([super::SERVICE, &folder]).output()?;
+    ensure!(started.status.success(), "{}", String::from_utf8_lossy(&started.stderr));
+    let figures: Started = serde_json::from_slice(&started.stdout)?;
+    ensure!(figures.queued == messages, "{} of {messages} are in the queue", figures.queued);
+    outcome.set("service_resident_bytes", figures.resident_bytes as f64);
+    outcome.set("service_resident_bytes_peak", figures.resident_bytes_peak as f64);
+    outcome.set("service_start_seconds", figures.seconds);
     Ok(outcome)
+}
+
+/// About 256 bytes, of one of the groups, that would take an hour each.
+fn queued_message(number: u64) -> Publication {
+    let group = number % GROUPS as u64;
+    let text = format!(
+        r#"{{"id":"m-{number}","poolCode":"DEFAULT-POOL","mediationType":"SIMULATED","mediationTarget":"3600s","messageGroupId":"group-{group}","payload":"{:x<90}"}}"#,
+        ""
+    );
+    Publication::new(text).group(format!("group-{group}"))
+}
+
+/// What a service told that has started on a backlog.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Started {
+    queued: u64,
+    seconds: f64,
+    resident_bytes: u64,
+    resident_bytes_peak: u64,
+}
+
+/// Starts the whole service on the queue in a folder, as `laneway serve` does, lets its pool fill, and says what it costs.
+pub(super) fn serve_on_backlog(folder: &str) -> Result<String> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let folder = std::path::Path::new(folder);
+        std::fs::write(folder.join("laneway.conf"), "")?;
+        let layering = Layering::file(folder.join("laneway.conf"))
+            .set("laneway.http.bind", "\"127.0.0.1:0\"")
+            .set("laneway.queue.path", &serde_json::to_string(&folder.join("queue.db"))?)
+            .set("laneway.queue.queues", "[bench]");
+        let began = Instant::now();
+        let service = Service::start(Config::load(&layering)?).await?;
+        let seconds = began.elapsed().as_secs_f64();
+        let deadline = began + LIMIT;
+        let (mut held, mut steady) = (0, 0);
+        // Full when no more has come for a while.
+        while steady < 10 {
+            ensure!(Instant::now() < deadline, "the pool does not fill");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            steady = if held > 0 && service.held() == held { steady + 1 } else { 0 };
+            held = service.held();
+        }
+        let queue = service.queue("bench").context("the queue is known")?;
+        let depth = queue.depth().await?;
+        let started = Started {
+            queued: depth.waiting + depth.leased,
+            seconds,
+            resident_bytes: machine::resident_bytes().context("no such figure here")?,
+            resident_bytes_peak: machine::resident_bytes_peak().context("no such figure here")?,
+        };
+        service.shutdown(Duration::ZERO).await;
+        Ok(serde_json::to_string(&started)?)
+    })
 }
 
 fn simulated_message(number: u64, group: u64) -> Publication {

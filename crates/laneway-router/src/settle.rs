@@ -68,6 +68,8 @@ pub(crate) struct Ledger {
     copies: AtomicU64,
     /// Deliveries that nobody settled and that went back by themselves.
     forgotten: AtomicU64,
+    /// Deliveries that were ever found lost: most routers never look for one.
+    lost: AtomicU64,
 }
 
 #[derive(Default)]
@@ -138,6 +140,7 @@ impl Ledger {
             stale: AtomicU64::new(0),
             copies: AtomicU64::new(0),
             forgotten: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
         });
         (Arc::clone(&ledger), settle_all(Arc::downgrade(&ledger), Arc::clone(&ledger.source), settlements))
     }
@@ -215,6 +218,8 @@ impl Ledger {
                 if let Some(entry) = entry.filter(|entry| !entry.settling && entry.receipt == *receipt) {
                     lost += usize::from(!entry.lost);
                     entry.lost = true;
+                    // Under the lock that guards the entry.
+                    self.lost.fetch_add(1, Relaxed);
                 }
             }
         }
@@ -245,9 +250,26 @@ impl Ledger {
         settlements.iter().map(receipt).collect()
     }
 
-    /// Notes an answer. The settlement comes back if it has to be sent once more.
-    fn answered(&self, settlement: Settlement, sent: &Receipt, answer: Settled) -> Option<Settlement> {
+    /// Notes answers. What has to be sent once more comes back.
+    fn answered(&self, answers: impl Iterator<Item = (Settlement, Receipt, Settled)>) -> Vec<Settlement> {
         let mut entries = self.entries();
+        let again =
+            answers.filter_map(|(one, sent, answer)| self.note(&mut entries, one, &sent, answer)).collect();
+        let is_last = entries.under_way == 0;
+        drop(entries);
+        if is_last {
+            self.settled.notify_waiters();
+        }
+        again
+    }
+
+    fn note(
+        &self,
+        entries: &mut Entries,
+        settlement: Settlement,
+        sent: &Receipt,
+        answer: Settled,
+    ) -> Option<Settlement> {
         let has_come_again = entries.held.get(&settlement.id).is_some_and(|entry| entry.receipt != *sent);
         // What was given back may have been handed out again before its answer came. That copy was swallowed, so it has to go back, too.
         let goes_back = matches!(settlement.disposal, Disposal::GiveBack { .. });
@@ -267,11 +289,6 @@ impl Ledger {
             returning.unconfirmed -= 1;
         }
         entries.under_way -= 1;
-        let is_last = entries.under_way == 0;
-        drop(entries);
-        if is_last {
-            self.settled.notify_waiters();
-        }
         None
     }
 }
@@ -306,7 +323,8 @@ impl Held {
 
     /// Whether the source has given it to somebody else, as far as is known.
     pub(crate) fn is_lost(&self) -> bool {
-        self.ledger.entries().held.get(&self.id).is_some_and(|entry| entry.lost)
+        self.ledger.lost.load(Relaxed) > 0
+            && self.ledger.entries().held.get(&self.id).is_some_and(|entry| entry.lost)
     }
 
     /// It is a copy: what is to be settled is elsewhere.
@@ -407,8 +425,8 @@ async fn send(
     let question = question.map(|(one, receipt)| (receipt.clone(), one.disposal.clone())).collect();
     match source.settle(question).await {
         Ok(answers) if answers.len() == settlements.len() => {
-            let all = settlements.into_iter().zip(&receipts).zip(answers);
-            Ok(all.filter_map(|((one, sent), answer)| ledger.answered(one, sent, answer)).collect())
+            let all = settlements.into_iter().zip(receipts).zip(answers);
+            Ok(ledger.answered(all.map(|((one, sent), answer)| (one, sent, answer))))
         }
         Ok(answers) => {
             let counts = format!("{} answers to {} settlements", answers.len(), settlements.len());

@@ -82,7 +82,8 @@ async fn publish(queue: EmbeddedQueue, life: u64, publisher: u64) {
 
 async fn consume(queue: &EmbeddedQueue, life: u64) {
     let mut random = fastrand::Rng::with_seed(life);
-    let wants = Wants { most: 40, wait: Duration::from_secs(10), lease: Duration::from_secs(60) };
+    // Enough that some settlements are many, and are noted before their rows are removed.
+    let wants = Wants { most: 120, wait: Duration::from_secs(10), lease: Duration::from_secs(60) };
     loop {
         let deliveries = queue.claim(wants).await.expect("claimed");
         say('c', deliveries.iter().map(number_of));

@@ -393,7 +393,7 @@ where
             lane: self.lane_capacity,
             lanes: self.lanes_max,
             overflow: self.overflow,
-            load_counts: topology.placement.looks_at() != LooksAt::Fingerprint,
+            load_counts: topology.placement.looks_at() == LooksAt::Load,
             backoff: None,
             sampling: self.latency_sampling,
         };
@@ -418,7 +418,7 @@ where
         if reachable {
             engine_bound.count_from(0);
         }
-        let remembers = self.flows.is_some() || topology.placement.looks_at() != LooksAt::Fingerprint;
+        let remembers = self.flows.is_some() || topology.placement.looks_at() == LooksAt::Load;
         let mappings = remembers.then(|| Mappings::new(self.flows));
         let mut settings = self.settings;
         settings.engine_overflow = self.overflow[Bound::Engine as usize];

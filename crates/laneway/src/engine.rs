@@ -104,6 +104,24 @@ impl<K, M> Layout<K, M> {
     }
 }
 
+/// The dispatchers of the first layout, as a placement sees them.
+struct Dispatchers<K, M>(Vec<Arc<Dispatcher<K, M>>>);
+
+impl<K, M> Among for Dispatchers<K, M> {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+    fn outstanding(&self, dispatcher: usize) -> u64 {
+        self.0[dispatcher].load()
+    }
+    fn mappings(&self, dispatcher: usize) -> usize {
+        self.0[dispatcher].mappings.load(Ordering::Relaxed)
+    }
+    fn named(&self, name: &str) -> Option<usize> {
+        self.0.iter().position(|dispatcher| dispatcher.name == name)
+    }
+}
+
 impl<K, M> Among for Layout<K, M> {
     fn len(&self) -> usize {
         self.dispatchers.len()
@@ -126,13 +144,13 @@ pub(crate) struct Shared<K, M> {
     pub(crate) settings: Settings<K, M>,
     pub(crate) layout: ArcSwap<Layout<K, M>>,
     /// The dispatchers of the first layout, which most engines keep for life.
-    first: Vec<Arc<Dispatcher<K, M>>>,
+    first: Dispatchers<K, M>,
     pub(crate) placement: Box<dyn Placement<K>>,
     /// What the placement looks at, asked once.
     pub(crate) looks_at: LooksAt,
     /// Whether that is plain hash placement.
     pub(crate) by_hash: bool,
-    /// Whether it is, nothing has to be remembered, and the engine's own bound is not counted in the first layout: then a submission is a push.
+    /// Whether nothing has to be remembered of a key, and the engine's own bound is not counted in the first layout: then a submission is a push.
     direct: bool,
     pub(crate) mappings: Option<Mappings>,
     pub(crate) engine_bound: EngineBound,
@@ -198,12 +216,12 @@ impl<K, M> Shared<K, M> {
             clock,
             hasher,
             settings,
-            first: layout.dispatchers.clone(),
+            first: Dispatchers(layout.dispatchers.clone()),
             layout: ArcSwap::from_pointee(layout),
             placement,
             looks_at,
             by_hash,
-            direct: by_hash && mappings.is_none() && !engine_bound.is_counting(),
+            direct: mappings.is_none() && !engine_bound.is_counting(),
             needs_keys: !by_hash && looks_at != LooksAt::Load,
             mappings,
             engine_bound,
@@ -270,17 +288,28 @@ impl<K: Hash, M> Shared<K, M> {
         let cancelled = matches!(&patience, Patience::Cancellable(cancel) if cancel.is_cancelled());
         if self.direct && !cancelled && !self.closed.load(Ordering::Acquire) {
             // The first layout, as long as it is the current one: the epoch in ingress knows. It saves the two writes of a guarded load.
-            let dispatcher = &self.first[ByHash::index(arrival.fingerprint, self.first.len())];
-            match dispatcher.push_direct(arrival, 0, &self.clock) {
-                Ok(None) => return Ok(Admission::Accepted),
-                Ok(Some(sleeper)) => {
-                    sleeper.wake();
-                    return Ok(Admission::Accepted);
+            if let Some(dispatcher) = self.first_home(&arrival) {
+                match dispatcher.push_direct(arrival, 0, &self.clock) {
+                    Ok(None) => return Ok(Admission::Accepted),
+                    Ok(Some(sleeper)) => {
+                        sleeper.wake();
+                        return Ok(Admission::Accepted);
+                    }
+                    Err(back) => arrival = back,
                 }
-                Err(back) => arrival = back,
             }
         }
         self.submit_arrival(arrival, patience)
+    }
+
+    /// The dispatcher of a message in the first layout, by a placement that looks at the key alone.
+    #[inline(always)]
+    fn first_home(&self, arrival: &Item<K, M>) -> Option<&Dispatcher<K, M>> {
+        if self.by_hash {
+            return Some(&self.first.0[ByHash::index(arrival.fingerprint, self.first.len())]);
+        }
+        let place = self.placement.place(&arrival.message.key, arrival.fingerprint, &self.first)?;
+        self.first.0.get(place).map(|dispatcher| &**dispatcher)
     }
 
     #[cold]
@@ -524,7 +553,11 @@ impl<K: Hash, M> Shared<K, M> {
         let mut refused = ByFingerprint::default();
         let expected = messages.size_hint().0;
         let arrivals = messages.map(|message| self.arrive(message));
-        if !self.direct || self.engine_bound.is_counting() || self.closed.load(Ordering::Acquire) {
+        if !self.direct
+            || !self.by_hash
+            || self.engine_bound.is_counting()
+            || self.closed.load(Ordering::Acquire)
+        {
             for arrival in arrivals {
                 self.submit_next(arrival, &mut refused, &mut report);
             }

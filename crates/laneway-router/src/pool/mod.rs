@@ -185,8 +185,10 @@ struct Core {
     attempts: Metrics,
     /// For how long slots were busy, in nanoseconds, up to the last look of the history for what is under way.
     busy: AtomicU64,
-    /// Told whenever a message leaves.
+    /// Told when there is room for messages, and whenever one leaves while somebody watches.
     room: Arc<Notify>,
+    /// So many wait for messages to leave.
+    watchers: AtomicUsize,
     /// Groups that are to go back, and for how long.
     returns: mpsc::UnboundedSender<(GroupKey, Duration)>,
     /// Held to read while a message is taken in, to write while it must not be.
@@ -213,13 +215,34 @@ const GRACE: Duration = Duration::from_secs(2);
 /// How often a pool that is about to end is looked at.
 const LOOK: Duration = Duration::from_millis(50);
 
+/// How much room is worth a claim.
+fn worth_a_claim(capacity: usize) -> usize {
+    (capacity / 8).clamp(1, 256)
+}
+
+/// Counted among those who wait for messages to leave, while it lives.
+struct Watcher<'a>(&'a AtomicUsize);
+
+impl<'a> Watcher<'a> {
+    fn new(watchers: &'a AtomicUsize) -> Self {
+        watchers.fetch_add(1, SeqCst);
+        Watcher(watchers)
+    }
+}
+
+impl Drop for Watcher<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
+}
+
 /// How long a message for which there is no room stays away.
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
 
 impl Core {
     fn leave(&self, key: &GroupKey, foreign: Option<&str>) {
         self.groups.leave(key);
-        self.held.fetch_sub(1, Relaxed);
+        let left = self.held.fetch_sub(1, SeqCst) - 1;
         if let Some(code) = foreign {
             let mut codes = self.foreign.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(count) = codes.get_mut(code) {
@@ -230,7 +253,13 @@ impl Core {
             }
         }
         self.tempo.lock().unwrap_or_else(PoisonError::into_inner).one_left();
-        self.room.notify_waiters();
+        // To wake the intake for each message would cost more than most of what is done for it. It sleeps while there is less room than a claim is
+        // worth, and messages leave one by one: one of them comes to exactly as much.
+        let capacity = self.settings.load().capacity;
+        let makes_room = capacity.checked_sub(left).is_some_and(|free| free == worth_a_claim(capacity));
+        if makes_room || foreign.is_some() || self.watchers.load(SeqCst) > 0 {
+            self.room.notify_waiters();
+        }
     }
 
     /// Makes one attempt and says what becomes of the lane.
@@ -392,7 +421,7 @@ impl Tempo {
     fn one_left(&mut self) {
         self.left += 1;
         self.moved = Instant::now();
-        let passed = self.since.elapsed().as_secs_f64();
+        let passed = (self.moved - self.since).as_secs_f64();
         if passed >= 1.0 {
             self.per_second = Some(f64::from(self.left) / passed);
             (self.since, self.left) = (self.moved, 0);
@@ -499,6 +528,7 @@ impl Pool {
             attempts: Metrics::default(),
             busy: AtomicU64::new(0),
             room,
+            watchers: AtomicUsize::new(0),
             returns,
             routing,
             tempo: Mutex::new(Tempo::new()),
@@ -602,8 +632,8 @@ impl Pool {
         match self.state() {
             PoolState::Open | PoolState::Paused => {
                 let capacity = self.settings().capacity;
-                let free = capacity.saturating_sub(self.core.held.load(Relaxed));
-                if free >= (capacity / 8).clamp(1, 256) { free } else { 0 }
+                let free = capacity.saturating_sub(self.core.held.load(SeqCst));
+                if free >= worth_a_claim(capacity) { free } else { 0 }
             }
             PoolState::Waiting | PoolState::Draining => 0,
         }
@@ -820,6 +850,7 @@ impl Pool {
 
     /// Waits until nothing is here any more, or the time is up.
     pub(crate) async fn wait_empty(&self, deadline: Instant) -> bool {
+        let _watcher = Watcher::new(&self.core.watchers);
         loop {
             let left = self.core.room.notified();
             if self.held() == 0 {
@@ -833,6 +864,7 @@ impl Pool {
 
     /// Waits until nothing will happen here without somebody's doing, or the time is up: what is parked or paused can only go back.
     pub(crate) async fn wait_quiet(&self, deadline: Instant) {
+        let _watcher = Watcher::new(&self.core.watchers);
         while self.held() > 0 && !self.handle.is_quiet() && Instant::now() < deadline {
             // A group that is parked tells nobody, so this looks again now and then.
             let next = deadline.min(Instant::now() + LOOK);
@@ -842,6 +874,7 @@ impl Pool {
 
     /// Waits until no attempt is under way, or the time is up.
     async fn wait_for_attempts(&self, deadline: Instant) {
+        let _watcher = Watcher::new(&self.core.watchers);
         let is_busy = || self.handle.snapshot().dispatchers.iter().any(|part| part.in_flight > 0);
         while is_busy() && Instant::now() < deadline {
             // An attempt that failed ends without a message leaving, so this looks again now and then.

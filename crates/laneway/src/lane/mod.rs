@@ -53,6 +53,9 @@ use waiting::{NONE, Queue, Waiting};
 /// kilobytes, and a dispatcher that idles between bursts should not pay for growing again.
 const KEEP_WHEN_EMPTY: usize = 1_024;
 
+/// As many spare boxes are kept: more than most dispatchers have workers.
+const SPARE_MAX: usize = 64;
+
 /// What a lane is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
@@ -107,6 +110,13 @@ struct Extra<K> {
 impl<K> Default for Extra<K> {
     fn default() -> Self {
         Extra { note: None, aside: Queue::default(), holder: None, park_after: false, handover: None }
+    }
+}
+
+impl<K> Extra<K> {
+    /// Whether there is nothing in it but the key of a turn that has ended.
+    fn is_spent(&self) -> bool {
+        self.note.is_none() && self.aside.is_empty() && !self.park_after && self.handover.is_none()
     }
 }
 
@@ -246,7 +256,9 @@ pub(crate) struct Wants<K> {
     pub(crate) messages: usize,
     /// Whether it would take a stream.
     pub(crate) stream: bool,
-    /// Makes the copy of the key that `explain` shows, when turns are expected to be slow.
+    /// Whether turns are expected to be slow.
+    pub(crate) slow: bool,
+    /// Makes the copy of the key that `explain` shows where turns are slow, and by which a lane in flight is placed again.
     pub(crate) holder: Option<fn(&K) -> K>,
 }
 
@@ -335,6 +347,9 @@ pub(crate) struct Lanes<K, M> {
     waiting: Waiting<Item<K, M>>,
     ready: Ready,
     timers: BinaryHeap<Reverse<(u64, u32, u32)>>,
+    /// Boxes to be used again: where every turn needs one, none is allocated for it.
+    #[allow(clippy::vec_box, reason = "the boxes are what is used again")]
+    spare: Vec<Box<Extra<K>>>,
     stamp: u32,
     pub(crate) paused: bool,
     pub(crate) pace: Option<Pace>,
@@ -365,6 +380,7 @@ impl<K, M> Lanes<K, M> {
             waiting: Waiting::new(by_age),
             ready: Ready::new(),
             timers: BinaryHeap::new(),
+            spare: Vec::new(),
             stamp: 0,
             paused: false,
             pace: None,
@@ -498,7 +514,8 @@ impl<K, M> Lanes<K, M> {
         if let Some(copy) = holder {
             // The one place where user code runs under a lock; should it panic, the lane has no name to show, and that is all.
             let key = catch_unwind(AssertUnwindSafe(|| copy(&turn.items[0].message.key)));
-            lane.extra.get_or_insert_default().holder = key.ok();
+            let spare = &mut self.spare;
+            lane.extra.get_or_insert_with(|| spare.pop().unwrap_or_default()).holder = key.ok();
         }
         true
     }
@@ -570,8 +587,15 @@ impl<K, M> Lanes<K, M> {
         self.taken -= lane.taken as usize;
         self.running -= 1;
         lane.taken = 0;
-        if turn.items.is_empty() && lane.waiting.is_empty() && lane.extra.is_none() {
+        let spent = lane.extra.as_ref().is_none_or(|extra| extra.is_spent());
+        if turn.items.is_empty() && lane.waiting.is_empty() && spent {
             // Most lanes end so: everything handled, nothing behind it, nothing to remember.
+            if let Some(mut extra) = lane.extra.take()
+                && self.spare.len() < SPARE_MAX
+            {
+                extra.holder = None;
+                self.spare.push(extra);
+            }
             self.remove(id);
             return Settled { parcel: None, earlier_timer: false };
         }

@@ -379,6 +379,7 @@ where
             lanes: lanes.min(self.tempo.limit(HAND_LANES)),
             messages: self.tempo.limit(HAND_MESSAGES),
             stream: quick && self.shared.mappings.is_none() && !self.shared.needs_keys,
+            slow: self.tempo.is_slow(),
             holder: (self.tempo.is_slow() || self.shared.needs_keys).then_some(K::clone as fn(&K) -> K),
         }
     }

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `queues` | a queue and its number |
 //! | `messages` | a message that is not settled, by its sequence. No index beside the primary key: the rows are found by sequence, always |
+//! | `settled` | a note: the sequences of messages that are done and whose rows are still to be removed (`sweep.rs`) |
 //! | `kept` | a dead letter, or a message in quarantine, under the sequence that it had |
 //! | `deduplication` | a deduplication id that was seen, with the sequence of the message that had it, until it expires |
 //! | `store` | one row: the next sequence, and the epoch, which counts how often the file was opened |
@@ -22,16 +23,20 @@ use rusqlite::types::ValueRef;
 use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
 
 use super::index::{Millis, Sequence};
-use super::{Durability, OpenError};
+use super::{Durability, OpenError, sweep};
 use crate::source::SourceError;
 
 /// Tells our files from other people's: "Lane" in ASCII.
 const APPLICATION_ID: i32 = 0x4c61_6e65;
 /// Raised when the tables change.
-const VERSION: i32 = 1;
+const VERSION: i32 = 2;
+/// Files of this version lack the notes, and nothing else.
+const VERSION_WITHOUT_NOTES: i32 = 1;
 /// The write-ahead log is carried over into the file when it has so many pages (16 MiB of 4 KiB each): often enough to stay small, and
 /// seldom enough that most messages of a busy queue have been settled by then and their pages are written once.
 const CHECKPOINT_PAGES: i32 = 4_096;
+/// Pages that SQLite keeps: those of as many messages as a large pool has under way, so that what is settled is not read once more.
+const CACHE_KIB: i64 = 16 * 1024;
 /// The log is cut back to this size after a burst.
 const LOG_BYTES_KEPT: i64 = 64 * 1024 * 1024;
 
@@ -50,6 +55,8 @@ const TABLES: &str = "
     CREATE TABLE store (only INTEGER PRIMARY KEY CHECK (only = 1), next_sequence INTEGER NOT NULL, epoch INTEGER NOT NULL);
     INSERT INTO store VALUES (1, 1, 0);
 ";
+
+const NOTES: &str = "CREATE TABLE settled (id INTEGER PRIMARY KEY, sequences BLOB NOT NULL);";
 
 /// What a kept message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,6 +179,8 @@ impl File {
         connection.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
         connection.pragma_update(None, "journal_size_limit", LOG_BYTES_KEPT)?;
         connection.pragma_update(None, "temp_store", "MEMORY")?;
+        // A negative number is in kibibytes.
+        connection.pragma_update(None, "cache_size", -CACHE_KIB)?;
         if let Some(bytes) = bytes_max {
             let page: u32 = connection.pragma_query_value(None, "page_size", |row| row.get(0))?;
             let pages = (bytes / u64::from(page)).clamp(1, u64::from(u32::MAX) - 2) as u32;
@@ -201,12 +210,18 @@ impl File {
             (0, 0, 0) => {
                 self.connection.execute_batch(TABLES).map_err(open_error)?;
                 self.connection.pragma_update(None, "application_id", APPLICATION_ID).map_err(open_error)?;
-                self.connection.pragma_update(None, "user_version", VERSION).map_err(open_error)
+                self.add_notes().map_err(open_error)
             }
+            (APPLICATION_ID, VERSION_WITHOUT_NOTES, _) => self.add_notes().map_err(open_error),
             (APPLICATION_ID, VERSION, _) => Ok(()),
             (APPLICATION_ID, found, _) => Err(OpenError::Version { found, known: VERSION }),
             _ => Err(OpenError::NotOurs("the file is a database of another program".to_owned())),
         }
+    }
+
+    fn add_notes(&self) -> rusqlite::Result<()> {
+        self.connection.execute_batch(NOTES)?;
+        self.connection.pragma_update(None, "user_version", VERSION)
     }
 
     /// Whether the small tables can be read. The messages are read by the scan.
@@ -226,6 +241,20 @@ impl File {
     fn queues(&self) -> rusqlite::Result<Vec<(u32, String)>> {
         let mut statement = self.connection.prepare("SELECT id, name FROM queues ORDER BY id")?;
         statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?.collect()
+    }
+
+    /// The messages that are done and whose rows are still there, in ascending order.
+    pub(super) fn noted(&self) -> Result<Vec<Sequence>, OpenError> {
+        let mut noted = Vec::new();
+        let mut statement = self.connection.prepare("SELECT sequences FROM settled").map_err(open_error)?;
+        let mut rows = statement.query([]).map_err(open_error)?;
+        while let Some(row) = rows.next().map_err(open_error)? {
+            let note = bytes(row.get_ref(0).map_err(open_error)?);
+            let read = note.and_then(|note| sweep::decode(note, &mut noted));
+            read.ok_or_else(|| OpenError::Damaged("a note of settled messages cannot be read".to_owned()))?;
+        }
+        noted.sort_unstable();
+        Ok(noted)
     }
 
     /// Shows every message, oldest first.
@@ -351,6 +380,19 @@ impl File {
             statement.execute([first as i64, last as i64])?;
         }
         Ok(())
+    }
+
+    /// Notes that these messages are done. Their rows stay until they are swept.
+    pub(super) fn note_settled(&self, sequences: &mut [Sequence]) -> rusqlite::Result<()> {
+        let mut statement = self.connection.prepare_cached("INSERT INTO settled (sequences) VALUES (?1)")?;
+        statement.execute([sweep::encode(sequences)]).map(|_| ())
+    }
+
+    /// Removes the rows of messages that were noted, and writes down anew which are left.
+    pub(super) fn sweep(&self, gone: &mut [Sequence], rest: &mut [Sequence]) -> rusqlite::Result<()> {
+        self.remove(gone)?;
+        self.run("DELETE FROM settled")?;
+        if rest.is_empty() { Ok(()) } else { self.note_settled(rest) }
     }
 
     pub(super) fn postpone(&self, sequence: Sequence, due: Millis, attempts: u16) -> rusqlite::Result<()> {

@@ -30,6 +30,7 @@
 //! | `mod.rs` | handles: publish, claim, settle | callers and time |
 //! | `index.rs` | which message may go to whom | sequences and leases, in memory only |
 //! | `bodies.rs` | bodies that need not be read | bytes |
+//! | `sweep.rs` | rows that are to be removed | sequences |
 //! | `writer.rs` | one transaction for all that has come | the order of disk, index and answer |
 //! | `file.rs` | tables and statements | SQLite |
 //!
@@ -47,6 +48,7 @@
 mod bodies;
 mod file;
 pub(in crate::source) mod index;
+mod sweep;
 mod writer;
 
 pub use file::Kept;
@@ -409,10 +411,11 @@ impl EmbeddedStore {
         let Opened { file, next_sequence, epoch, queues } =
             File::open(path, options.durability, options.bytes_max)?;
         let hashing = foldhash::quality::RandomState::default();
-        let queues = rebuild(&file, queues, &options, &hashing)?;
+        let noted = file.noted()?;
+        let queues = rebuild(&file, queues, &noted, &options, &hashing)?;
         let registry = Registry { queues: Mutex::new(queues), closed: AtomicBool::new(false) };
         let registry = Arc::new(registry);
-        let writer = Writer::new(file, next_sequence, Arc::clone(&registry));
+        let writer = Writer::new(file, next_sequence, noted, Arc::clone(&registry));
         let shell = match options.commit {
             Commit::Inline => Shell::Inline(Mutex::new(writer)),
             Commit::Thread => {
@@ -492,10 +495,11 @@ impl Options {
     }
 }
 
-/// All queues of the file, with an index of what is in them.
+/// All queues of the file, with an index of what is in them: all rows but those of messages that are noted as done.
 fn rebuild(
     file: &File,
     queues: Vec<(u32, String)>,
+    noted: &[Sequence],
     options: &Options,
     hashing: &foldhash::quality::RandomState,
 ) -> Result<HashMap<String, Arc<Shared>>, OpenError> {
@@ -505,6 +509,9 @@ fn rebuild(
         by_id.insert(id, Arc::new(shared));
     }
     file.scan(|row| {
+        if noted.binary_search(&row.sequence).is_ok() {
+            return Ok(());
+        }
         let orphan = || OpenError::Damaged(format!("message {} belongs to no queue", row.sequence));
         let queue = by_id.get(&row.queue).ok_or_else(orphan)?;
         let fingerprint = queue.fingerprint(row.group.as_deref());

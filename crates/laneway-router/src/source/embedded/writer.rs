@@ -21,6 +21,11 @@
 //! Nothing of it has happened. If the disk is full, the settlements are tried again without the publications, since they free room, and the
 //! publications are refused. For other errors each operation is tried alone, so that a damaged page stops
 //! those that need it and nobody else. Sequences that were given in a failed transaction are not given again.
+//!
+//! # Rows that go later
+//!
+//! Where many messages are settled at once their rows stay for a while, and a note says that they are gone: `sweep.rs`. When there is no room,
+//! all that are left are removed at once, and what failed is tried again.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,6 +37,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc, oneshot};
 use super::bodies::Bodies;
 use super::file::{Body, File, Kept, Kind, Loaded, is_full, source_error};
 use super::index::{Fingerprint, Index, Millis, Sequence};
+use super::sweep::{MANY, Sweep};
 use super::{Publication, PublishError, Published, QueueOptions, Refusal, Ungrouped};
 use crate::source::SourceError;
 
@@ -248,15 +254,31 @@ pub(super) struct Writer {
     /// Nothing once it is closed.
     file: Option<File>,
     next_sequence: Sequence,
+    sweep: Sweep,
     registry: Arc<Registry>,
+}
+
+/// When the rows of settled messages go.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Removal {
+    /// With the commit.
+    Now,
+    /// Many of them later.
+    Later,
 }
 
 /// No more operations than this share a commit; it bounds how long the first of them waits.
 const OPS_PER_COMMIT: usize = 1_024;
 
 impl Writer {
-    pub(super) fn new(file: File, next_sequence: Sequence, registry: Arc<Registry>) -> Self {
-        Writer { file: Some(file), next_sequence, registry }
+    /// `noted` are the messages that the file notes as done.
+    pub(super) fn new(
+        file: File,
+        next_sequence: Sequence,
+        noted: Vec<Sequence>,
+        registry: Arc<Registry>,
+    ) -> Self {
+        Writer { file: Some(file), next_sequence, sweep: Sweep::new(noted), registry }
     }
 
     /// The life of the writer's thread: until it is told to close, or nobody is left who could tell it anything.
@@ -280,6 +302,7 @@ impl Writer {
         }
         if !writes.is_empty() {
             self.write(writes);
+            self.sweep(false);
         }
         if !closing.is_empty() {
             self.close();
@@ -313,7 +336,7 @@ impl Writer {
     }
 
     fn write(&mut self, ops: Vec<Op>) {
-        let error = match self.commit(&ops) {
+        let error = match self.commit(&ops, Removal::Later).or_else(|error| self.make_room(&ops, error)) {
             Ok(effects) => return ops.into_iter().zip(effects).for_each(|(op, effect)| keep(op, effect)),
             Err(error) => error,
         };
@@ -329,30 +352,52 @@ impl Writer {
             refuse(op, error.source());
         }
         if !others.is_empty() {
-            match self.commit(&others) {
+            match self.commit(&others, Removal::Now) {
                 Ok(effects) => others.into_iter().zip(effects).for_each(|(op, effect)| keep(op, effect)),
                 Err(error) => others.into_iter().for_each(|op| refuse(op, error.source())),
             }
         }
     }
 
-    fn commit(&mut self, ops: &[Op]) -> Result<Vec<Effect>, WriteError> {
+    /// Tries again what failed for want of room, after removing the rows of all that is settled.
+    fn make_room(&mut self, ops: &[Op], error: WriteError) -> Result<Vec<Effect>, WriteError> {
+        if !error.is_full() {
+            return Err(error);
+        }
+        self.sweep(true);
+        self.commit(ops, Removal::Now)
+    }
+
+    fn commit(&mut self, ops: &[Op], removal: Removal) -> Result<Vec<Effect>, WriteError> {
         let file = self.file.as_ref().ok_or(WriteError::Closed)?;
         let mut next_sequence = self.next_sequence;
         let result = file.transaction(|file| {
             let mut batch =
                 Batch { file, next_sequence: &mut next_sequence, done: Vec::new(), forget: 0, now: 0 };
             let effects = ops.iter().map(|op| batch.apply(op)).collect::<Result<Vec<_>, _>>()?;
-            batch.finish(ops)?;
-            Ok(effects)
+            Ok((effects, batch.finish(ops, removal)?))
         });
         self.next_sequence = next_sequence;
-        result.map_err(WriteError::File)
+        let (effects, noted) = result.map_err(WriteError::File)?;
+        self.sweep.add(noted);
+        Ok(effects)
+    }
+
+    /// Removes rows of settled messages, if enough of them have come together, or all that are left.
+    fn sweep(&mut self, all: bool) {
+        let Some(file) = &self.file else { return };
+        let Some(mut part) = self.sweep.next(all) else { return };
+        let mut rest = self.sweep.rest();
+        if file.transaction(|file| file.sweep(&mut part, &mut rest)).is_err() {
+            // They are settled all the same; a damaged page must not be met at every commit from now on.
+            self.sweep.failed(part);
+        }
     }
 
     /// Writes down what only the memory knows and lets go of the file.
     fn close(&mut self) {
         self.registry.closed.store(true, Ordering::Release);
+        self.sweep(true);
         let Some(file) = self.file.take() else { return };
         let queues = self.registry.all();
         // Counts of attempts are worth a try and not worth an error.
@@ -523,8 +568,13 @@ impl Batch<'_> {
         Ok(redriven)
     }
 
-    /// What is written once for all operations.
-    fn finish(mut self, ops: &[Op]) -> rusqlite::Result<()> {
+    /// What is written once for all operations. The answer is what was only noted.
+    fn finish(mut self, ops: &[Op], removal: Removal) -> rusqlite::Result<Vec<Sequence>> {
+        let mut noted = Vec::new();
+        if removal == Removal::Later && self.done.len() >= MANY {
+            noted = std::mem::take(&mut self.done);
+            self.file.note_settled(&mut noted)?;
+        }
         self.file.remove(&mut self.done)?;
         if self.forget > 0 {
             self.file.forget_expired(self.now, self.forget)?;
@@ -537,7 +587,8 @@ impl Batch<'_> {
                 }
             }
         }
-        self.file.set_next_sequence(*self.next_sequence)
+        self.file.set_next_sequence(*self.next_sequence)?;
+        Ok(noted)
     }
 }
 
