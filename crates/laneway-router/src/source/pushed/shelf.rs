@@ -129,6 +129,7 @@ pub(crate) struct Taken<T> {
 
 /// What is to be copied elsewhere before it is settled.
 pub(crate) struct Copied<T> {
+    #[cfg_attr(not(feature = "activemq"), allow(dead_code, reason = "headers are copied whole elsewhere"))]
     pub(crate) group: Option<Arc<str>>,
     pub(crate) text: Arc<[u8]>,
     pub(crate) attempt: u32,
@@ -302,6 +303,7 @@ impl<T> Shelf<T> {
     }
 
     /// The subscriptions over which something has come, and that are not on their way out.
+    #[cfg_attr(not(feature = "rabbitmq"), allow(dead_code, reason = "a single one has nothing to share"))]
     pub(crate) fn served(&self) -> Vec<usize> {
         let parts = self.parts.iter().enumerate();
         parts.filter(|(_, part)| part.came > 0 && !part.draining).map(|(number, _)| number).collect()
