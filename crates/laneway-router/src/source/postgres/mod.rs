@@ -531,7 +531,7 @@ async fn install_in(
     ungrouped: Ungrouped,
 ) -> Result<(), sqlx::Error> {
     sqlx::query("SELECT pg_advisory_xact_lock($1)").bind(SET_UP_LOCK).execute(&mut *transaction).await?;
-    let found = look(&mut *transaction, queue.clone()).await?;
+    let found = look(&mut transaction, queue.clone()).await?;
     if found.version != Some(SCHEMA_VERSION) {
         sqlx::Executor::execute(&mut *transaction, SCHEMA).await?;
     }
@@ -955,7 +955,8 @@ fn told(disposal: Disposal) -> (i16, f64, String) {
 }
 
 fn shortened(mut reason: String) -> String {
-    reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
+    let end = (0..=REASON_BYTES_MAX.min(reason.len())).rev().find(|end| reason.is_char_boundary(*end));
+    reason.truncate(end.unwrap_or(0));
     // Postgres keeps no zeros in a text.
     reason.replace('\0', " ")
 }
