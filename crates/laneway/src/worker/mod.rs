@@ -671,6 +671,12 @@ mod tests {
         worker
     }
 
+    /// It once did, which cost every event of a processor a clock, a lock and two look-ups.
+    #[test]
+    fn a_placement_that_looks_at_the_key_alone_remembers_nothing() {
+        assert!(worker().shared.mappings.is_none());
+    }
+
     #[test]
     fn the_backoff_is_the_shortest_of_its_dispatchers() {
         let worker = worker();
