@@ -10,10 +10,10 @@ mod run;
 mod brokers;
 #[cfg(feature = "nats")]
 mod nats;
-#[cfg(feature = "rabbitmq")]
-mod rabbitmq;
 #[cfg(feature = "postgres")]
 mod postgres;
+#[cfg(feature = "rabbitmq")]
+mod rabbitmq;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

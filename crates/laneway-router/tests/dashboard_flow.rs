@@ -25,7 +25,9 @@ async fn a_run_is_started_drawn_completed_by_hand_cancelled_and_retried() {
     let server = tokio::task::spawn_blocking(postgres::start).await.unwrap().expect("Postgres starts");
     let pool = PgPoolOptions::new().max_connections(8).connect(&postgres::url(&server)).await.unwrap();
     laneway_flow::migrate(&pool).await.unwrap();
-    let work = || Action::plain(|task| async move { Ok(task.flow_input.clone().unwrap_or_else(|| json!({"ok": true}))) });
+    let work = || {
+        Action::plain(|task| async move { Ok(task.flow_input.clone().expect("no task here is of a map")) })
+    };
     let actions = ["fetch", "check", "price", "charge"].map(|slug| (slug.to_owned(), work()));
     let worker = Worker::on(&pool).serve_data(Definition::from_json(FLOW).unwrap(), HashMap::from(actions));
     let worker = worker.start().await.unwrap();
@@ -51,9 +53,18 @@ async fn a_run_is_started_drawn_completed_by_hand_cancelled_and_retried() {
     browser.press("[data-confirm]").await;
     browser.until("location.hash.startsWith('#/flows/run/')").await;
     let state = |step: &str| format!("document.querySelector('.dag [data-step={step}]')?.dataset.state");
-    browser.until(&format!("{} === 'completed' && {} === 'started' && {} === 'created'", state("fetch"), state("sign"), state("charge"))).await;
+    browser
+        .until(&format!(
+            "{} === 'completed' && {} === 'started' && {} === 'created'",
+            state("fetch"),
+            state("sign"),
+            state("charge")
+        ))
+        .await;
     browser.until("document.querySelectorAll('.gantt .lane').length >= 4").await;
-    browser.until("[...document.querySelectorAll('pre')].some((it) => it.textContent.includes('\"n\": 7'))").await;
+    browser
+        .until("[...document.querySelectorAll('pre')].some((it) => it.textContent.includes('\"n\": 7'))")
+        .await;
     browser.screenshot("flow-run-light").await;
     browser.look(390, 900, true).await;
     browser.screenshot("flow-run-phone").await;
@@ -64,7 +75,9 @@ async fn a_run_is_started_drawn_completed_by_hand_cancelled_and_retried() {
     browser.eval("document.querySelector('dialog input').value = '\"me\"'").await;
     browser.press("[data-confirm]").await;
     browser.until(&format!("{} === 'completed'", state("charge"))).await;
-    browser.until("[...document.querySelectorAll('main .badge')].some((it) => it.textContent === 'completed')").await;
+    browser
+        .until("[...document.querySelectorAll('main .badge')].some((it) => it.textContent === 'completed')")
+        .await;
 
     // A second one is cancelled, and goes on when it is retried.
     browser.open(&format!("{base}/#/flows/flow/order")).await;
@@ -79,7 +92,11 @@ async fn a_run_is_started_drawn_completed_by_hand_cancelled_and_retried() {
     browser.press("[data-confirm]").await;
     browser.until(&format!("{} === 'started'", state("sign"))).await;
     let deeds: Vec<String> = service.audit().newest(10).into_iter().map(|deed| deed.path).collect();
-    assert!(deeds.iter().any(|path| path.ends_with("/cancel")) && deeds.iter().any(|path| path.ends_with("/sign/complete")), "{deeds:?}");
+    assert!(
+        deeds.iter().any(|path| path.ends_with("/cancel"))
+            && deeds.iter().any(|path| path.ends_with("/sign/complete")),
+        "{deeds:?}"
+    );
 
     let axe = tokio::task::spawn_blocking(laneway_servers::axe::script).await.unwrap().unwrap();
     browser.run(&axe).await;

@@ -24,8 +24,8 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 
 use crate::message::{MediationType, Message};
-use crate::trace::Traceparent;
 use crate::standby::Turn;
+use crate::trace::Traceparent;
 
 pub use breaker::{BreakerSettings, BreakerState, BreakerStatus, Breakers};
 pub use connect::BadCertificate;

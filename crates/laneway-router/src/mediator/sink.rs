@@ -125,7 +125,7 @@ mod tests {
             r#"{{"id":"m","poolCode":"p","mediationType":"SINK","mediationTarget":"{target}","payload":{{"a": 1}}}}"#
         );
         let message = Message::parse(text.as_bytes()).unwrap();
-        let call = Call { message: &message, key: "order-7", sequence: 9, attempt: 1 };
+        let call = Call { message: &message, key: "order-7", sequence: 9, attempt: 1, traceparent: None };
         let verdict = Sinks::new(all, Duration::from_secs(1)).mediate(call).await;
         let seen = fake.seen.lock().unwrap().clone();
         (verdict, seen)

@@ -257,7 +257,7 @@ async fn hold(inner: &Arc<Inner>) -> Result<(), SourceError> {
     let opening = async {
         let connection = connect(&inner.settings, "source").await?;
         prepare(&inner.settings, &connection, Role::Source).await?;
-        Ok(connection)
+        Ok::<_, SourceError>(connection)
     };
     let connection = tokio::select! {
         connection = opening => connection?,
