@@ -16,7 +16,7 @@ use laneway_router::config::{Config, Layering};
 use laneway_router::message::Secret;
 use laneway_router::source::activemq::{ActiveQueue, ActiveSink, NOT_BEFORE_HEADER, Settings};
 use laneway_router::source::broker::{Broker as _, Examination, Level, Role};
-use laneway_router::source::conformance::{Abilities, Sample, Subject};
+use laneway_router::source::conformance::{Abilities, Sample, Subject, every_promise};
 use laneway_router::source::sink::{Outgoing, Published, Sink};
 use laneway_router::source::{Delivery, Disposal, Receipt, Settled, Source, SourceError, Wants};
 use laneway_servers::{Server, activemq};
@@ -148,14 +148,9 @@ impl Subject for Active {
     }
 }
 
-mod promises {
-    use super::*;
-
-    async fn subject() -> Active {
-        Active::new(settings(broker())).await
-    }
-
-    laneway_router::source_conformance! { #[tokio::test] subject }
+#[tokio::test]
+async fn every_promise_is_kept() {
+    every_promise(async || Active::new(settings(broker())).await).await;
 }
 
 fn wants(most: usize) -> Wants {

@@ -133,19 +133,6 @@ impl Stage {
     }
 }
 
-/// What must hold whatever was looked at: nothing in the console, and nobody asked but the service.
-async fn was_quiet(browser: &Browser, stage: &Stage) {
-    assert_eq!(browser.console().await, Vec::<String>::new());
-    let base = stage.base();
-    let foreign: Vec<_> = browser
-        .requested()
-        .await
-        .into_iter()
-        .filter(|url| !url.starts_with(&base) && url.starts_with("http"))
-        .collect();
-    assert!(foreign.is_empty(), "{foreign:?}");
-}
-
 const PAGES: [(&str, &str, &str); 6] = [
     ("overview", "#/", "document.querySelector('#chart-bars .bars li')"),
     ("group", "#/group/billing/invoice-stuck", "document.querySelector('#why')?.textContent"),
@@ -193,7 +180,7 @@ async fn the_pictures_show_what_the_api_says_and_go_on() {
     // One pool alone.
     browser.eval("document.querySelector('#pool-choice').value = 'mail', document.querySelector('#pool-choice').dispatchEvent(new Event('change'))").await;
     browser.until("JSON.parse(document.querySelector('#chart-utilisation').dataset.now).every(([name]) => name.startsWith('mail') || name === 'all others')").await;
-    was_quiet(&browser, &stage).await;
+    browser.was_quiet(&stage.base()).await;
     browser.close().await;
     stage.end().await;
 }
@@ -281,7 +268,7 @@ async fn every_page_is_photographed_in_the_light_in_the_dark_and_on_a_phone() {
             browser.screenshot(&format!("{name}-{look}")).await;
         }
     }
-    was_quiet(&browser, &stage).await;
+    browser.was_quiet(&stage.base()).await;
     browser.close().await;
     stage.end().await;
 }
@@ -391,7 +378,7 @@ async fn a_group_is_parked_resumed_skipped_and_redriven_from_its_page() {
     browser.until("[...document.querySelectorAll('main a')].some((it) => it.textContent === 'g-7')").await;
     browser.eval("document.querySelector('#search-text').value = 'g-7', document.querySelector('#search').requestSubmit()").await;
     browser.until("location.hash === '#/group/billing/g-7'").await;
-    was_quiet(&browser, &stage).await;
+    browser.was_quiet(&stage.base()).await;
     browser.close().await;
     stage.end().await;
 }
@@ -428,7 +415,7 @@ async fn a_pool_is_resized_paused_and_drained_from_its_page() {
     let details: Vec<_> =
         stage.service.audit().newest(10).into_iter().filter_map(|deed| deed.detail).collect();
     assert_eq!(details, ["concurrency=9"]);
-    was_quiet(&browser, &stage).await;
+    browser.was_quiet(&stage.base()).await;
     browser.close().await;
     stage.end().await;
 }
@@ -573,7 +560,7 @@ async fn names_that_are_markup_endless_or_written_from_right_to_left_do_no_harm_
     browser.until("location.hash.startsWith('#/group/') || document.querySelector('main').innerText.includes('onerror')").await;
     assert_eq!(browser.eval("window.broken ?? 'whole'").await, json!("whole"));
     assert_eq!(browser.eval("document.querySelectorAll('main img, main script').length").await, json!(0));
-    was_quiet(&browser, &stage).await;
+    browser.was_quiet(&stage.base()).await;
     browser.close().await;
     stage.end().await;
 }

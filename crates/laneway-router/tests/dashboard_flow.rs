@@ -104,7 +104,7 @@ async fn a_run_is_started_drawn_completed_by_hand_cancelled_and_retried() {
         .eval("axe.run(document, { resultTypes: ['violations'] }).then(({ violations }) => violations.filter((it) => ['serious', 'critical'].includes(it.impact)).map((it) => it.id + ' ' + it.nodes[0].html))")
         .await;
     assert_eq!(serious, json!([]));
-    assert_eq!(browser.console().await, Vec::<String>::new());
+    browser.was_quiet(&base).await;
     browser.close().await;
     worker.stop().await;
     service.shutdown(Duration::ZERO).await;

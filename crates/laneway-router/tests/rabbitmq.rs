@@ -18,7 +18,7 @@ use laneway_router::message::Secret;
 use laneway_router::pool::PoolSettings;
 use laneway_router::router::{Router, SourceSettings};
 use laneway_router::source::broker::{Broker as _, Configured, Examination, Level, Role, from_url};
-use laneway_router::source::conformance::{Abilities, Sample, Subject};
+use laneway_router::source::conformance::{self, Abilities, Sample, Subject, every_promise};
 use laneway_router::source::rabbitmq::{NOT_BEFORE_HEADER, RabbitQueue, RabbitSink, RabbitSource, Settings};
 use laneway_router::source::sink::{Outgoing, Published, Sink};
 use laneway_router::source::{Delivery, Disposal, Receipt, Settled, Source, SourceError, Wants};
@@ -164,30 +164,23 @@ impl Rabbit {
     }
 }
 
-mod one_queue {
-    use super::*;
-
-    async fn subject() -> Rabbit {
-        Rabbit::new(settings(broker())).await
-    }
-
-    laneway_router::source_conformance! { #[tokio::test] subject }
+#[tokio::test]
+async fn every_promise_is_kept_with_one_queue() {
+    every_promise(async || Rabbit::new(settings(broker())).await).await;
 }
 
-mod four_partitions {
-    use super::*;
-
-    async fn subject() -> Rabbit {
-        Rabbit::new(Settings { partitions: 4, ..settings(broker()) }).await
-    }
-
-    // Redriven by hand, a message would have to go to the exchange; everything else is as with one queue.
-    laneway_router::source_conformance! { @one [#[tokio::test]] subject; a_group_comes_in_order }
-    laneway_router::source_conformance! { @one [#[tokio::test]] subject; groups_do_not_wait_for_each_other }
-    laneway_router::source_conformance! { @one [#[tokio::test]] subject; pitfall_3_giving_back_a_whole_group_keeps_its_order }
-    laneway_router::source_conformance! { @one [#[tokio::test]] subject; two_consumers_never_hold_one_group }
-    laneway_router::source_conformance! { @one [#[tokio::test]] subject; a_lease_that_runs_out_brings_the_message_again }
-    laneway_router::source_conformance! { @one [#[tokio::test]] subject; a_dropped_claim_loses_nothing }
+/// Redriven by hand, a message would have to go to the exchange; everything else is as with one queue.
+#[tokio::test]
+async fn the_promises_of_order_are_kept_with_four_partitions() {
+    let subject = async || Rabbit::new(Settings { partitions: 4, ..settings(broker()) }).await;
+    tokio::join!(
+        async { conformance::a_group_comes_in_order(&subject().await).await },
+        async { conformance::groups_do_not_wait_for_each_other(&subject().await).await },
+        async { conformance::pitfall_3_giving_back_a_whole_group_keeps_its_order(&subject().await).await },
+        async { conformance::two_consumers_never_hold_one_group(&subject().await).await },
+        async { conformance::a_lease_that_runs_out_brings_the_message_again(&subject().await).await },
+        async { conformance::a_dropped_claim_loses_nothing(&subject().await).await },
+    );
 }
 
 fn sample(group: &str, text: impl ToString) -> Sample {

@@ -13,7 +13,7 @@
 //! With a broker that takes long to start it is better to start it once, and look at all promises at the same time:
 //!
 //! ```ignore
-//! laneway_router::source_conformance!(together || fresh_subject(&server)).await;
+//! laneway_router::source::conformance::every_promise(async || fresh_subject(&server)).await;
 //! ```
 //!
 //! Nothing here sleeps to wait for something: claims wait, with a deadline, and come back when the source has something. The suite runs

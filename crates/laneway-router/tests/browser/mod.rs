@@ -162,8 +162,16 @@ impl Browser {
         bad.map(|entry| entry["message"].as_str().unwrap_or_default().to_owned()).collect()
     }
 
+    /// What must hold whatever was looked at: nothing in the console, and nobody asked but the service at this address.
+    pub(crate) async fn was_quiet(&self, base: &str) {
+        assert_eq!(self.console().await, Vec::<String>::new());
+        let elsewhere = |url: &String| !url.starts_with(base) && url.starts_with("http");
+        let foreign: Vec<_> = self.requested().await.into_iter().filter(elsewhere).collect();
+        assert!(foreign.is_empty(), "{foreign:?}");
+    }
+
     /// Every address that was asked for since the browser was started, whoever asked.
-    pub(crate) async fn requested(&self) -> Vec<String> {
+    async fn requested(&self) -> Vec<String> {
         let logs = self.command("/se/log", json!({ "type": "performance" })).await;
         let entries = logs.as_array().cloned().unwrap_or_default();
         let url = |entry: &Value| {

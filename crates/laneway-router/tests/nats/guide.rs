@@ -8,7 +8,8 @@ use laneway_router::source::Wants;
 use laneway_router::source::broker::Configured;
 use laneway_router::source::{Source, sink::ConfiguredSink, sink::Sink};
 use laneway_servers::nats;
-use yaml_rust2::{Yaml, YamlLoader};
+use serde::Deserialize;
+use serde_yaml_ng::Value as Yaml;
 
 use super::{is_accepted, outgoing};
 
@@ -53,7 +54,8 @@ async fn the_configurations_of_the_guide_work() {
 
 fn yaml(name: &str) -> Vec<Yaml> {
     let text = std::fs::read_to_string(root().join("deploy").join(name)).expect("a file");
-    YamlLoader::load_from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}"))
+    let documents = serde_yaml_ng::Deserializer::from_str(&text).map(Yaml::deserialize);
+    documents.collect::<Result<_, _>>().unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
 #[test]
@@ -63,7 +65,7 @@ fn the_compose_file_has_two_routers_on_one_broker() {
     assert!(services["nats"]["image"].as_str().is_some_and(|image| image.starts_with("nats:")));
     for router in ["router-1", "router-2"] {
         let merged = |key: &str| {
-            [&services[router][key], &services[router]["<<"][key]].iter().any(|it| !it.is_badvalue())
+            [&services[router][key], &services[router]["<<"][key]].iter().any(|it| !it.is_null())
         };
         assert!(merged("build") && merged("environment") && merged("ports"), "{router}");
     }
