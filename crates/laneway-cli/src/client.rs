@@ -36,14 +36,7 @@ const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.'
 #[derive(Args)]
 pub(crate) struct Service {
     /// Where the service listens
-    #[arg(
-        long,
-        global = true,
-        visible_alias = "to",
-        value_name = "URL",
-        env = "LANEWAY_URL",
-        default_value = DEFAULT_URL
-    )]
+    #[arg(long, global = true, value_name = "URL", env = "LANEWAY_URL", default_value = DEFAULT_URL)]
     url: String,
     /// The token of the service's admin routes
     #[arg(long, global = true, value_name = "TOKEN", env = "LANEWAY_TOKEN", hide_env_values = true)]

@@ -51,10 +51,17 @@ fn every_verb_has_help() {
         &["config", "show"],
         &["config", "reference"],
         &["demo"],
+        &["doctor"],
         &["bench"],
         &["bench", "engine"],
+        &["bench", "events"],
+        &["bench", "router"],
     ];
-    for verb in verbs {
+    let flow: &[&[&str]] = match cfg!(feature = "flow") {
+        true => &[&["flow"], &["flow", "dev"], &["flow", "worker"], &["flow", "watch"], &["bench", "flow"]],
+        false => &[],
+    };
+    for verb in verbs.iter().chain(flow) {
         let verb = &[verb, &["--help"]].concat()[..];
         let output = laneway(verb);
         assert_eq!(output.status.code(), Some(0), "{verb:?}");
