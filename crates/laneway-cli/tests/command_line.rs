@@ -28,7 +28,7 @@ fn help_tells_what_it_is_for_with_examples_and_exit_codes() {
 
 #[test]
 fn every_verb_has_help() {
-    let verbs: [&[&str]; 24] = [
+    let verbs: &[&[&str]] = &[
         &["serve"],
         &["send"],
         &["seed"],
@@ -62,7 +62,7 @@ fn every_verb_has_help() {
         false => &[],
     };
     for verb in verbs.iter().chain(flow) {
-        let verb = &[verb, &["--help"]].concat()[..];
+        let verb = &[*verb, &["--help"]].concat()[..];
         let output = laneway(verb);
         assert_eq!(output.status.code(), Some(0), "{verb:?}");
         assert!(stdout(&output).contains("Usage: laneway"), "{verb:?}");
