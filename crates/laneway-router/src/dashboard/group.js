@@ -2,6 +2,7 @@
 
 import { change, get, history, path } from "./api.js";
 import { overTime } from "./charts.js";
+import { isListed } from "./dead_letters.js";
 import { attempt, badge, card, confirm, count, facts, groupAddress, groupLink, h, micros, moment, name, show, span, table } from "./page.js";
 
 const DEAD_LETTERS = 200;
@@ -81,7 +82,9 @@ export function group(pool = "", key = "") {
 
   async function refreshDead() {
     try {
-      const queues = (await get("/api/sources")).filter((source) => source.dead !== null).map((source) => source.name);
+      const sources = await get("/api/sources");
+      const queues = sources.filter(isListed).map((source) => source.name);
+      const brokers = sources.filter((source) => !isListed(source)).map((source) => source.name);
       const found = [];
       for (const queue of queues) {
         const letters = await get(`/api/dead-letters?queue=${encodeURIComponent(queue)}&most=${DEAD_LETTERS}`).catch(() => []);
@@ -94,7 +97,7 @@ export function group(pool = "", key = "") {
         h("bdi", {}, letter.reason),
         h("button", { type: "button", class: "small", onclick: act("Redrive", `${letter.id ?? letter.sequence} becomes a message again, at the end of its group.`, "Redrive", () => change("POST", "/api/dead-letters/redrive", { queue: letter.queue, sequences: [letter.sequence] }).then(refreshDead)) }, "Redrive"),
       ]);
-      show(dead, table("Dead letters of this group", [["When"], ["Message"], ["Why", "wide"], [""]], rows, "None."));
+      show(dead, table("Dead letters of this group", [["When"], ["Message"], ["Why", "wide"], [""]], rows, queues.length ? "None." : "Cannot be listed: there is no embedded queue."), brokers.length > 0 && h("p", { class: "small soft" }, `Those of ${brokers.join(", ")} cannot be listed: they are in the broker's own dead letters.`));
     } catch {
       // The next second tries again.
     }
