@@ -2,7 +2,7 @@
 
 import { get, history } from "./api.js";
 import { bars, color, heatMap, overTime, spark } from "./charts.js";
-import { badge, card, count, groupAddress, groupLink, h, micros, moment, show, span, table } from "./page.js";
+import { badge, card, count, groupAddress, groupLink, h, micros, moment, show, showUnlessInUse, span, table } from "./page.js";
 
 const LINES = 7;
 const LANES = 14;
@@ -78,7 +78,7 @@ export function overview() {
         String(failure.attempt),
         h("bdi", {}, failure.reason),
       ]);
-      show(failures, table("Newest failed attempts", [["When"], ["Group"], ["Message"], ["Attempt", "number"], ["What happened", "wide"]], rows, "No attempt has failed."));
+      showUnlessInUse(failures, table("Newest failed attempts", [["When"], ["Group"], ["Message"], ["Attempt", "number"], ["What happened", "wide"]], rows, "No attempt has failed."));
     } catch {
       asked = 0;
     }
@@ -169,7 +169,7 @@ function drawTiles(node, total) {
   const waiting = sum(now.sources.map((source) => source.waiting ?? 0));
   const failing = total.retried.map((value, place) => value + total.failed[place]);
   const smooth = mean(last(total.succeeded, 5));
-  show(
+  showUnlessInUse(
     node,
     tile("Delivered", count(smooth), "per second", `${count(sum(total.succeeded))} in ${span((history.times.length) * 1000)}`, total.succeeded),
     tile("Busy slots", count(mean(last(busy, 5))), `of ${count(slots)}`, `${count(total.inFlight.at(-1))} with their targets now`, busy, "var(--c1)"),
@@ -238,7 +238,7 @@ function drawPools(node) {
     count(pool.waiting.at(-1)),
     micros(pool.p95Micros.at(-1)),
   ]);
-  show(node, table("Pools", [["Pool"], ["State"], ["Per second", "number"], ["Busy", "number"], ["Waiting", "number"], ["p95", "number"]], rows));
+  showUnlessInUse(node, table("Pools", [["Pool"], ["State"], ["Per second", "number"], ["Busy", "number"], ["Waiting", "number"], ["p95", "number"]], rows));
 }
 
 function drawSources(node) {
@@ -252,7 +252,7 @@ function drawSources(node) {
   ]);
   const all = breakers.closed + breakers.open + breakers.halfOpen;
   const words = all ? `${count(all)} targets called lately: ${breakers.open} open, ${breakers.halfOpen} half open breakers.` : "No target was called lately.";
-  show(
+  showUnlessInUse(
     node,
     table("Sources", [["Source"], ["State"], ["Waiting", "number"], ["Leased", "number"], ["Dead", "number"]], rows),
     h("p", { class: "small soft" }, words, " ", h("a", { href: "#/operating" }, "Breakers, warnings and the audit log")),
