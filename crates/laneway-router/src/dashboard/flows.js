@@ -141,7 +141,7 @@ function flow(slug) {
   const node = h("div", { class: "stack" }, h("div", { class: "between" }, h("h1", {}, h("bdi", {}, slug)), start), body);
 
   async function startRun() {
-    const answer = await confirm({ title: `Start ${slug}`, text: "Its input, as JSON.", action: "Start", field: "Input" });
+    const answer = await confirm({ title: `Start ${slug}`, text: "Its input, as JSON.", action: "Start", field: "Input", long: true });
     if (!answer) return;
     let input;
     try {
@@ -198,7 +198,7 @@ function run(id) {
   /// Ends a step that waits for a person.
   function byHand(step) {
     const at = `${base}/steps${path(step.slug)}`;
-    const complete = act(`Complete ${step.slug}`, "Its output, as JSON.", "Complete", ({ text }) => change("POST", `${at}/complete`, { output: JSON.parse(text || "null") }), { field: "Output" });
+    const complete = act(`Complete ${step.slug}`, "Its output, as JSON.", "Complete", ({ text }) => change("POST", `${at}/complete`, { output: JSON.parse(text || "null") }), { field: "Output", long: true });
     const fail = act(`Fail ${step.slug}`, "The run fails with it, or goes on, as the flow says.", "Fail", ({ text }) => change("POST", `${at}/fail`, { error: text || "failed by hand" }), { field: "Error", danger: true });
     return h("span", { class: "row" }, h("button", { type: "button", class: "small", onclick: complete }, "Complete"), h("button", { type: "button", class: "small danger", onclick: fail }, "Fail"));
   }

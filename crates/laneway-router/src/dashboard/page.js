@@ -171,9 +171,11 @@ function ask(content, valueOf) {
   });
 }
 
-/// Asks whether something is to be done. With `field` there is a text to write, which is the answer.
-export function confirm({ title, text, action, danger = false, field = null }) {
-  const input = field ? h("input", { type: "text", maxlength: "300", "aria-label": field }) : null;
+/// Asks whether something is to be done. With `field` there is a text to write, which is the answer; with `long` one of many lines.
+export function confirm({ title, text, action, danger = false, field = null, long = false }) {
+  const line = () => h("input", { type: "text", maxlength: "300", "aria-label": field });
+  const lines = () => h("textarea", { rows: "8", spellcheck: "false", class: "mono", "aria-label": field });
+  const input = field ? (long ? lines() : line()) : null;
   const form = h(
     "form",
     { method: "dialog" },
