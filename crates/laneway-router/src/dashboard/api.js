@@ -2,6 +2,9 @@
 
 const TOKEN = "laneway-token";
 
+/// How long a look may take.
+const LOOK = 20000;
+
 /// Something that the service refused, or that kept it from answering.
 export class Refused extends Error {
   constructor(status, detail) {
@@ -35,7 +38,9 @@ async function problemOf(response) {
 async function send(path, options, wrong) {
   let response;
   try {
-    response = await fetch(path, { cache: "no-store", ...options, headers: headers(options.headers) });
+    // Who only looks gives up at some time and looks again; a change takes as long as the service lets it.
+    const limit = options.method ? undefined : AbortSignal.timeout(LOOK);
+    response = await fetch(path, { cache: "no-store", ...options, signal: options.signal ?? limit, headers: headers(options.headers) });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Refused(0, "The service does not answer.");
@@ -53,6 +58,24 @@ export async function get(path, signal) {
   const response = await send(path, { signal });
   if (!response.ok) throw await problemOf(response);
   return response.json();
+}
+
+/// The same work, never twice at a time: asked for while it goes on, it is done once more after that.
+export function oneAtATime(work) {
+  let [busy, again] = [false, false];
+  return async () => {
+    again = true;
+    if (busy) return;
+    busy = true;
+    try {
+      while (again) {
+        again = false;
+        await work();
+      }
+    } finally {
+      busy = false;
+    }
+  };
 }
 
 export async function change(method, path, body) {

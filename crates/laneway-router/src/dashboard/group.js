@@ -1,6 +1,6 @@
 // One group: why it waits, what is at its head, what is behind it, what went wrong, and what can be done about it. And the search that leads there.
 
-import { change, get, history, path } from "./api.js";
+import { change, get, history, oneAtATime, path } from "./api.js";
 import { overTime } from "./charts.js";
 import { isListed } from "./dead_letters.js";
 import { attempt, badge, card, confirm, count, facts, groupAddress, groupLink, h, micros, moment, name, show, showUnlessInUse, span, table } from "./page.js";
@@ -71,16 +71,18 @@ export function group(pool = "", key = "") {
     latency.draw({ times, least: 100, series: row ? [{ name: "longest", color: "var(--c2)", values: row.maxMicros }, { name: "mean", color: "var(--c0)", values: row.meanMicros }] : [] });
   }
 
-  async function refresh() {
+  const refresh = oneAtATime(async () => {
+    if (over) return;
     try {
       const view = await get(base);
       if (!over) draw(view);
     } catch (error) {
       if (!over) show(status, h("p", { class: "why" }, error.message));
     }
-  }
+  });
 
-  async function refreshDead() {
+  const refreshDead = oneAtATime(async () => {
+    if (over) return;
     try {
       const sources = await get("/api/sources");
       const queues = sources.filter(isListed).map((source) => source.name);
@@ -101,7 +103,7 @@ export function group(pool = "", key = "") {
     } catch {
       // The next second tries again.
     }
-  }
+  });
 
   /// The button that was pressed goes with its letter.
   function redriven() {

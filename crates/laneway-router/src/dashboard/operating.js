@@ -1,6 +1,6 @@
 // What an operator looks at beside the pictures: breakers, warnings, sources, and who did what.
 
-import { change, get } from "./api.js";
+import { change, get, oneAtATime } from "./api.js";
 import { attempt, badge, card, confirm, count, h, moment, show, span, table } from "./page.js";
 
 export function operating() {
@@ -37,7 +37,8 @@ export function operating() {
     refresh();
   }
 
-  async function refresh() {
+  const refresh = oneAtATime(async () => {
+    if (over) return;
     const fill = async (element, path, draw) => {
       try {
         const answer = await get(path);
@@ -66,7 +67,7 @@ export function operating() {
               it.partitions.map((part) => [part.name, count(part.tasksIn), count(part.tasksCompleted), count(part.tasksFailed), count(part.outstanding), count(part.activeFamilies), count(part.maxPendingDepthObserved)]))]
           : h("p", { class: "soft" }, "Not enabled (laneway.ingress.enabled).")),
     ]);
-  }
+  });
 
   let seconds = 0;
   refresh();

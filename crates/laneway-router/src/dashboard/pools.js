@@ -1,6 +1,6 @@
 // Pools: how they stand, and changing them while they run. One of them in detail: its dispatchers, and what each slot does.
 
-import { change, get, history, path } from "./api.js";
+import { change, get, history, oneAtATime, path } from "./api.js";
 import { overTime } from "./charts.js";
 import { attempt, badge, card, confirm, count, facts, groupLink, h, micros, name, show, span, table } from "./page.js";
 
@@ -39,7 +39,7 @@ function all() {
   const node = h("div", { class: "stack" }, h("h1", {}, "Pools"), h("section", { class: "card" }, body));
   let over = false;
 
-  async function refresh() {
+  const refresh = oneAtATime(async () => {
     // Somebody writes a number, or has his finger on a button.
     if (body.contains(document.activeElement) || document.getElementById("dialog").open) return;
     try {
@@ -48,7 +48,7 @@ function all() {
     } catch (error) {
       if (!over && !body.querySelector("table")) show(body, h("p", {}, error.message));
     }
-  }
+  });
 
   function draw(list) {
     const rows = list.map((pool) => [
@@ -102,8 +102,8 @@ function one(code) {
     latency.draw({ times, least: 100, series: series(["p99", 2, (it) => it.p99Micros], ["p95", 4, (it) => it.p95Micros], ["p50", 0, (it) => it.p50Micros]) });
   }
 
-  async function refresh() {
-    drawHistory();
+  const refresh = oneAtATime(async () => {
+    if (over) return;
     try {
       const [pool, detail] = await Promise.all([get(address(code)), get(`${address(code)}/slots`)]);
       if (over) return;
@@ -112,7 +112,7 @@ function one(code) {
     } catch (error) {
       if (!over) show(top, h("p", {}, error.message));
     }
-  }
+  });
 
   function drawPool(pool) {
     show(
@@ -142,5 +142,5 @@ function one(code) {
     show(slots, h("ul", { class: "slots" }, list), detail.total > detail.slots.length && h("p", { class: "soft" }, `and ${count(detail.total - detail.slots.length)} more`));
   }
 
-  return { title: code, node, second: refresh, leave: () => (over = true) };
+  return { title: code, node, second: () => { drawHistory(); refresh(); }, leave: () => (over = true) };
 }
