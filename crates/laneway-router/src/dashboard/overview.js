@@ -8,6 +8,7 @@ const LINES = 7;
 const LANES = 14;
 const COLUMN_SECONDS = 5;
 const ALL = "all pools";
+const OTHERS = "(others)";
 
 let chosen = ALL;
 
@@ -232,7 +233,8 @@ function drawPools(node) {
   const states = new Map(history.now.states.map((pool) => [pool.code, pool.state]));
   const rows = [...history.pools.values()].map((pool) => [
     h("a", { href: `#/pools/${encodeURIComponent(pool.code)}`, class: "name" }, h("bdi", {}, pool.code)),
-    badge(states.get(pool.code) ?? "open"),
+    // Those that share a row have no state in common; one that has none was removed, and its past is still shown.
+    pool.code === OTHERS ? "–" : badge(states.get(pool.code) ?? "gone"),
     count(mean(last(pool.succeeded, 5))),
     `${count(mean(last(pool.busy, 5)) / 1000)} of ${count(pool.slots.at(-1))}`,
     count(pool.waiting.at(-1)),
