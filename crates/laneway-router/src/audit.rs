@@ -1,7 +1,8 @@
 //! Who did what to the service, and when: a bounded list, the newest last, and a line in the log for each.
 //!
-//! The guard of the API (`api/guard.rs`) writes it for every request that changes something, whatever the answer was; publishing messages is not an
-//! operator's doing and is left out. `GET /api/audit` reads it.
+//! The guard of the API (`api/guard.rs`) writes it for every request that it lets in and that changes something, whatever the answer was; publishing messages is not
+//! an operator's doing and is left out. What the guard turns away has a line in the log only: strangers could push everything else out of the list. `GET /api/audit`
+//! reads it.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -12,6 +13,9 @@ const MOST: usize = 1_000;
 
 /// No text of an entry is longer.
 const TEXT_CHARS_MAX: usize = 500;
+
+/// The status of a request whose client left before the answer: what it asked for may have been done.
+pub const HUNG_UP: u16 = 499;
 
 /// One thing that somebody did, or tried to do.
 #[derive(Clone, Debug)]
@@ -28,7 +32,7 @@ pub struct Deed {
     pub path: String,
     /// What exactly, where the path does not say it.
     pub detail: Option<String>,
-    /// The status of the answer: below 400 it was done.
+    /// The status of the answer: below 400 it was done. [`HUNG_UP`] where nobody waited for it.
     pub status: u16,
 }
 
@@ -41,9 +45,9 @@ pub struct Audit {
 impl Audit {
     /// Writes one down.
     pub fn add(&self, who: &'static str, method: &str, path: &str, detail: Option<String>, status: u16) {
-        let cut = |text: &str| -> String { text.chars().take(TEXT_CHARS_MAX).collect() };
         let (path, detail) = (cut(path), detail.map(|detail| cut(&detail)));
-        tracing::info!(who, method, path, detail = detail.as_deref(), status, "audit");
+        // As a warning, so that the log has it at the level that it has by default.
+        tracing::warn!(who, method, path, detail = detail.as_deref(), status, "audit");
         let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
         let (number, deeds) = &mut *list;
         *number += 1;
@@ -52,6 +56,11 @@ impl Audit {
         }
         let at = SystemTime::now();
         deeds.push_back(Deed { number: *number, at, who, method: method.to_owned(), path, detail, status });
+    }
+
+    /// Says in the log that somebody was turned away.
+    pub(crate) fn refused(method: &str, path: &str, status: u16) {
+        tracing::warn!(method, path = cut(path), status, "a request was turned away");
     }
 
     /// The newest ones, newest first.
@@ -64,6 +73,10 @@ impl Audit {
     pub fn total(&self) -> u64 {
         self.list.lock().unwrap_or_else(PoisonError::into_inner).0
     }
+}
+
+fn cut(text: &str) -> String {
+    text.chars().take(TEXT_CHARS_MAX).collect()
 }
 
 #[cfg(test)]

@@ -14,7 +14,8 @@ use hyper::{Method, Request, StatusCode, Uri};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
 
 use crate::config::Telemetry;
 use crate::mediator::connect::{Timed, tls};
@@ -40,28 +41,85 @@ pub struct Exported {
     pub failed: AtomicU64,
 }
 
-/// Exports until the queue's other end is gone, then what is left.
-pub(crate) async fn export(settings: Telemetry, mut spans: mpsc::Receiver<Span>, counted: Arc<Exported>) {
+/// The task that exports.
+#[derive(Debug)]
+pub(crate) struct Exporter {
+    close: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl Exporter {
+    /// Begins to export what comes out of a queue.
+    pub(crate) fn start(settings: Telemetry, spans: mpsc::Receiver<Span>, counted: Arc<Exported>) -> Self {
+        let (close, closing) = oneshot::channel();
+        let waiting =
+            Waiting { spans, closing: Some(closing), batch: Vec::with_capacity(BATCH_MAX), counted };
+        Exporter { close, task: tokio::spawn(export(settings, waiting)) }
+    }
+
+    /// Takes no more spans and exports what is there, for so long at most; what is left then has failed.
+    pub(crate) async fn end(self, limit: Duration) {
+        let Exporter { close, mut task } = self;
+        drop(close);
+        if tokio::time::timeout(limit, &mut task).await.is_err() {
+            task.abort();
+            // Until it is gone, and what it had is counted.
+            let _ = task.await;
+        }
+    }
+}
+
+/// Spans that the collector does not have yet. Those that are there when it is dropped are counted as failed.
+struct Waiting {
+    spans: mpsc::Receiver<Span>,
+    /// Ends when no more are to be taken; nothing once it has.
+    closing: Option<oneshot::Receiver<()>>,
+    batch: Vec<Span>,
+    counted: Arc<Exported>,
+}
+
+impl Waiting {
+    /// Adds what there is to the batch, or the first that comes; 0 if none will come.
+    async fn take(&mut self) -> usize {
+        let room = BATCH_MAX - self.batch.len();
+        if let Some(closing) = &mut self.closing {
+            tokio::select! {
+                taken = self.spans.recv_many(&mut self.batch, room) => return taken,
+                _ = closing => {}
+            }
+            self.closing = None;
+            self.spans.close();
+        }
+        self.spans.recv_many(&mut self.batch, room).await
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.spans.close();
+        let left = self.batch.len() + self.spans.len();
+        self.counted.failed.fetch_add(left as u64, Relaxed);
+    }
+}
+
+/// Exports until no more spans come, then what is left.
+async fn export(settings: Telemetry, mut waiting: Waiting) {
     let Some(endpoint) = &settings.endpoint else { return };
     let connector = Timed::new(tls(&[]), LIMIT);
     let client: Client<_, Full<Bytes>> = Client::builder(TokioExecutor::new())
         .timer(TokioTimer::new())
         .pool_timer(TokioTimer::new())
         .build(connector);
-    let mut batch = Vec::with_capacity(BATCH_MAX);
-    while spans.recv_many(&mut batch, BATCH_MAX).await > 0 {
-        if batch.len() < BATCH_MAX {
-            // More come soon, and a request costs the same for one and for five hundred.
-            let deadline = tokio::time::Instant::now() + GATHER;
-            while batch.len() < BATCH_MAX {
-                let room = BATCH_MAX - batch.len();
-                match tokio::time::timeout_at(deadline, spans.recv_many(&mut batch, room)).await {
-                    Ok(0) | Err(_) => break,
-                    Ok(_) => {}
-                }
+    while waiting.take().await > 0 {
+        // More come soon, and a request costs the same for one and for five hundred.
+        let deadline = tokio::time::Instant::now() + GATHER;
+        while waiting.batch.len() < BATCH_MAX {
+            match tokio::time::timeout_at(deadline, waiting.take()).await {
+                Ok(0) | Err(_) => break,
+                Ok(_) => {}
             }
         }
-        let body = Bytes::from(document(&settings.service_name, &batch).to_string());
+        let body = Bytes::from(document(&settings.service_name, &waiting.batch).to_string());
         let mut taken = false;
         for attempt in 1..=ATTEMPTS {
             let answer = tokio::time::timeout(LIMIT, client.request(request(endpoint, &body))).await;
@@ -85,9 +143,9 @@ pub(crate) async fn export(settings: Telemetry, mut spans: mpsc::Receiver<Span>,
             }
             tokio::time::sleep(PAUSE * 2_u32.pow(attempt - 1)).await;
         }
-        let counter = if taken { &counted.taken } else { &counted.failed };
-        counter.fetch_add(batch.len() as u64, Relaxed);
-        batch.clear();
+        let counter = if taken { &waiting.counted.taken } else { &waiting.counted.failed };
+        counter.fetch_add(waiting.batch.len() as u64, Relaxed);
+        waiting.batch.clear();
     }
 }
 

@@ -49,6 +49,10 @@ const REMOVAL: Duration = Duration::from_secs(3_600);
 /// How long a shutdown waits for the last answers of the API.
 const FAREWELL: Duration = Duration::from_secs(5);
 
+/// How long it waits for a collector to take the last spans.
+#[cfg(feature = "otlp")]
+const SPANS: Duration = Duration::from_secs(3);
+
 /// Why the service did not start. Nothing of it is left.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -146,10 +150,13 @@ struct Inner {
     audit: Audit,
     /// There where the dashboard is.
     history: Option<Arc<History>>,
-    /// What looks once a second, and what exports spans; there until the shutdown ends them.
-    watchers: Mutex<Vec<tokio::task::JoinHandle<()>>>,
+    /// What looks once a second; there until the shutdown ends it.
+    watcher: Mutex<Option<tokio::task::JoinHandle<()>>>,
     #[cfg(feature = "otlp")]
     exported: Arc<crate::otlp::Exported>,
+    /// There where a collector is configured, until the shutdown.
+    #[cfg(feature = "otlp")]
+    exporter: Mutex<Option<crate::otlp::Exporter>>,
     http_address: SocketAddr,
     server: Mutex<Option<api::Server>>,
     closing: AtomicBool,
@@ -200,9 +207,7 @@ impl Service {
         // With all its pools before the first message is claimed: what has a pool must not go to the default pool.
         let record = Record::new();
         #[cfg(feature = "otlp")]
-        let (exported, mut watchers, record) = start_export(&config, record);
-        #[cfg(not(feature = "otlp"))]
-        let mut watchers = Vec::new();
+        let (exported, exporter, record) = start_export(&config, record);
         let router = start_router(&config, &mediators, Arc::new(record))?;
         let dashboard = config.dashboard;
         let history = dashboard.enabled.then(|| History::new(dashboard.history, dashboard.subscribers_max));
@@ -237,18 +242,19 @@ impl Service {
                 flows,
                 audit: Audit::default(),
                 history: history.clone(),
-                watchers: Mutex::default(),
+                watcher: Mutex::default(),
                 #[cfg(feature = "otlp")]
                 exported,
+                #[cfg(feature = "otlp")]
+                exporter: Mutex::new(exporter),
                 http_address,
                 server: Mutex::default(),
                 closing: AtomicBool::new(false),
             }),
         };
         if let Some(history) = history {
-            watchers.push(tokio::spawn(history::run(service.clone(), history)));
+            *lock(&service.inner.watcher) = Some(tokio::spawn(history::run(service.clone(), history)));
         }
-        *lock(&service.inner.watchers) = watchers;
         let server = api::serve(service.clone(), listener);
         *lock(&service.inner.server) = Some(server);
         Ok(service)
@@ -541,19 +547,31 @@ impl Service {
         if let Some(history) = &self.inner.history {
             history.end();
         }
-        let watchers = std::mem::take(&mut *lock(&self.inner.watchers));
-        watchers.iter().for_each(tokio::task::JoinHandle::abort);
+        if let Some(watcher) = lock(&self.inner.watcher).take() {
+            watcher.abort();
+        }
         let server = lock(&self.inner.server).take();
         let connections_cut = match server {
             Some(server) => server.shutdown(FAREWELL).await,
             None => 0,
         };
         self.inner.mediators.sinks().close().await;
+        // After the last message: its span is among those that wait.
+        #[cfg(feature = "otlp")]
+        self.end_export().await;
         if let Some(store) = &self.inner.store {
             store.close().await;
         }
         let ingress_lost = ingress.map_or(0, |report| report.returned.len() + report.still_running);
         Farewell { router, ingress_lost, connections_cut }
+    }
+
+    #[cfg(feature = "otlp")]
+    async fn end_export(&self) {
+        let exporter = lock(&self.inner.exporter).take();
+        if let Some(exporter) = exporter {
+            exporter.end(SPANS).await;
+        }
     }
 }
 
@@ -582,14 +600,14 @@ fn sinks(config: &Config) -> Sinks {
 fn start_export(
     config: &Config,
     none: Record,
-) -> (Arc<crate::otlp::Exported>, Vec<tokio::task::JoinHandle<()>>, Record) {
+) -> (Arc<crate::otlp::Exported>, Option<crate::otlp::Exporter>, Record) {
     let exported = Arc::<crate::otlp::Exported>::default();
     if config.telemetry.endpoint.is_none() {
-        return (exported, Vec::new(), none);
+        return (exported, None, none);
     }
     let (spans, queue) = crate::trace::Spans::queue();
-    let exporting = crate::otlp::export(config.telemetry.clone(), queue, Arc::clone(&exported));
-    (exported, vec![tokio::spawn(exporting)], Record::with_spans(spans))
+    let exporter = crate::otlp::Exporter::start(config.telemetry.clone(), queue, Arc::clone(&exported));
+    (exported, Some(exporter), Record::with_spans(spans))
 }
 
 fn start_router(config: &Config, mediators: &Mediators, record: Arc<Record>) -> Result<Router, StartError> {

@@ -49,7 +49,7 @@ async fn a_run_is_started_drawn_completed_by_hand_cancelled_and_retried() {
     browser.until("document.querySelectorAll('.dag .step').length === 5 && document.querySelectorAll('.dag .edge').length === 5").await;
     browser.press_button("Start a run").await;
     browser.until("document.querySelector('dialog').open").await;
-    browser.eval("document.querySelector('dialog input').value = '{\"n\": 7}'").await;
+    browser.eval("document.querySelector('dialog textarea').value = '{\"n\": 7}'").await;
     browser.press("[data-confirm]").await;
     browser.until("location.hash.startsWith('#/flows/run/')").await;
     let state = |step: &str| format!("document.querySelector('.dag [data-step={step}]')?.dataset.state");
@@ -72,7 +72,7 @@ async fn a_run_is_started_drawn_completed_by_hand_cancelled_and_retried() {
     browser.screenshot("flow-run-dark").await;
     browser.press_button("Complete").await;
     browser.until("document.querySelector('dialog').open").await;
-    browser.eval("document.querySelector('dialog input').value = '\"me\"'").await;
+    browser.eval("document.querySelector('dialog textarea').value = '\"me\"'").await;
     browser.press("[data-confirm]").await;
     browser.until(&format!("{} === 'completed'", state("charge"))).await;
     browser

@@ -96,7 +96,10 @@ async fn history(State(service): State<Service>) -> Result<axum::Json<Value>, Pr
 
 async fn stream(State(service): State<Service>) -> Result<Response, Problem> {
     let full = || {
-        let detail = "as many pages as laneway.dashboard.subscribers-max allows are open; close one of them";
+        let detail = match service.is_closing() {
+            true => "the service is shutting down",
+            false => "as many pages as laneway.dashboard.subscribers-max allows are open; close one of them",
+        };
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     };
     let subscription = of(&service)?.subscribe().ok_or_else(full)?;

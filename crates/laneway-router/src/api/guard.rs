@@ -6,7 +6,7 @@
 //!   keep out: a request that names another origin, or a host that is not this machine (a name that was bent to point here), is refused. No
 //!   answer carries a CORS header, so a browser shows none of them to other pages.
 //! - **Time.** The body has a deadline from the end of the head on, and the answer has one from there, too, except those of the test targets.
-//! - **Audit.** What changes something, except publishing, is written down with its answer (`audit.rs`).
+//! - **Audit.** What is let in and changes something, except publishing, is written down with its answer (`audit.rs`), also if nobody waits for that any more.
 //! - **Problems.** What axum refuses in plain text (no such route, wrong method, bad query) is put into problem details.
 
 use std::panic::AssertUnwindSafe;
@@ -25,6 +25,7 @@ use ring::digest;
 use tokio::time::{Instant, Sleep, sleep_until, timeout};
 
 use super::problem::{MEDIA_TYPE, Problem};
+use crate::audit::{Audit, HUNG_UP};
 use crate::service::Service;
 
 /// As much of a foreign refusal is repeated.
@@ -36,17 +37,46 @@ pub(super) async fn guard(State(service): State<Service>, request: Request, next
     let path = request.uri().path().to_owned();
     let method = request.method().clone();
     let token = http.admin_token.as_ref().map(|token| token.expose());
+    let is_deed = is_deed(&method, &path);
+    let shown = percent_encoding::percent_decode_str(&path).decode_utf8_lossy();
     if let Err(problem) = admit(token, request.headers(), request.uri()) {
-        return problem.into_response();
+        let response = problem.into_response();
+        if is_deed {
+            Audit::refused(method.as_str(), &shown, response.status().as_u16());
+        }
+        return response;
     }
     let who = if token.is_some() { "token" } else { "loopback" };
+    let mut entry = is_deed.then(|| Entry {
+        audit: service.audit(),
+        who,
+        method: method.as_str(),
+        path: &shown,
+        detail: None,
+        status: HUNG_UP,
+    });
     let response = answer(&service, request, next, &path).await;
-    if is_deed(&method, &path) {
-        let shown = percent_encoding::percent_decode_str(&path).decode_utf8_lossy();
-        let detail = response.extensions().get::<Detail>().map(|detail| detail.0.clone());
-        service.audit().add(who, method.as_str(), &shown, detail, response.status().as_u16());
+    if let Some(entry) = &mut entry {
+        entry.detail = response.extensions().get::<Detail>().map(|detail| detail.0.clone());
+        entry.status = response.status().as_u16();
     }
     response
+}
+
+/// An entry of the audit. Written when it is dropped, because a client that hangs up takes the request with it, and what it asked for may be done by then.
+struct Entry<'a> {
+    audit: &'a Audit,
+    who: &'static str,
+    method: &'a str,
+    path: &'a str,
+    detail: Option<String>,
+    status: u16,
+}
+
+impl Drop for Entry<'_> {
+    fn drop(&mut self) {
+        self.audit.add(self.who, self.method, self.path, self.detail.take(), self.status);
+    }
 }
 
 /// What a handler adds to the entry of the audit, where the path does not say it all.

@@ -310,7 +310,8 @@ pub(crate) fn glance(service: &Service, sources: &[SourceView]) -> Value {
         .collect();
     let breakers = service.mediators().breakers().list(std::time::Instant::now());
     let state = |state| breakers.iter().filter(|(_, status)| status.state == state).count();
-    let kinds = [MediationType::Http, MediationType::Simulated].map(|kind| service.mediators().metrics(kind));
+    let kinds = [MediationType::Http, MediationType::Simulated, MediationType::Sink]
+        .map(|kind| service.mediators().metrics(kind));
     let sum = |of: fn(&crate::mediator::MetricsSnapshot) -> u64| kinds.iter().map(of).sum::<u64>();
     let states: Vec<Value> = router
         .pool_list()

@@ -2,6 +2,9 @@
 
 const TOKEN = "laneway-token";
 
+/// How long a look may take.
+const LOOK = 20000;
+
 /// Something that the service refused, or that kept it from answering.
 export class Refused extends Error {
   constructor(status, detail) {
@@ -35,7 +38,9 @@ async function problemOf(response) {
 async function send(path, options, wrong) {
   let response;
   try {
-    response = await fetch(path, { cache: "no-store", ...options, headers: headers(options.headers) });
+    // Who only looks gives up at some time and looks again; a change takes as long as the service lets it.
+    const limit = options.method ? undefined : AbortSignal.timeout(LOOK);
+    response = await fetch(path, { cache: "no-store", ...options, signal: options.signal ?? limit, headers: headers(options.headers) });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Refused(0, "The service does not answer.");
@@ -53,6 +58,24 @@ export async function get(path, signal) {
   const response = await send(path, { signal });
   if (!response.ok) throw await problemOf(response);
   return response.json();
+}
+
+/// The same work, never twice at a time: asked for while it goes on, it is done once more after that.
+export function oneAtATime(work) {
+  let [busy, again] = [false, false];
+  return async () => {
+    again = true;
+    if (busy) return;
+    busy = true;
+    try {
+      while (again) {
+        again = false;
+        await work();
+      }
+    } finally {
+      busy = false;
+    }
+  };
 }
 
 export async function change(method, path, body) {
@@ -176,29 +199,68 @@ async function* events(body) {
 
 const wait = (millis) => new Promise((resolve) => setTimeout(resolve, millis));
 
-/// Reads along for ever: the whole history, then every second; from the beginning again after anything went wrong.
+/// A service that has told nothing for so long is away, whatever the connection says.
+const SILENCE = 5000;
+
+/// Resolves while somebody can see the page.
+function seen() {
+  return new Promise((resolve) => {
+    const look = () => {
+      if (document.hidden) return;
+      document.removeEventListener("visibilitychange", look);
+      resolve();
+    };
+    document.addEventListener("visibilitychange", look);
+    look();
+  });
+}
+
+/// One connection: the whole history, then every second. `heard` is called whenever something came.
+async function follow(signal, heard) {
+  const response = await send("/api/stream", { signal });
+  if (!response.ok) throw await problemOf(response);
+  heard();
+  takeWhole(await get("/api/history", signal));
+  turn("live");
+  heard();
+  tell();
+  for await (const data of events(response.body)) {
+    heard();
+    const second = JSON.parse(data);
+    if (second.number <= history.number) continue;
+    if (second.number === history.number + 1) takeSecond(second);
+    else takeWhole(await get("/api/history", signal));
+    tell();
+  }
+  throw new Refused(0, "The service has ended the connection.");
+}
+
+/// Reads along for ever, while the page is seen; from the beginning again after anything went wrong.
 export async function readAlong() {
-  let pause = 500;
+  let pause = 250;
   for (;;) {
+    await seen();
+    const stream = new AbortController();
+    let watchdog;
+    const watch = () => {
+      clearTimeout(watchdog);
+      // Somebody who is asked for the token may take his time.
+      watchdog = setTimeout(() => (asking ? watch() : stream.abort()), SILENCE);
+    };
+    const hide = () => document.hidden && stream.abort();
+    document.addEventListener("visibilitychange", hide);
+    watch();
     try {
-      const response = await send("/api/stream", {});
-      if (!response.ok) throw await problemOf(response);
-      takeWhole(await get("/api/history"));
-      turn("live");
-      pause = 500;
-      tell();
-      for await (const data of events(response.body)) {
-        const second = JSON.parse(data);
-        if (second.number <= history.number) continue;
-        if (second.number === history.number + 1) takeSecond(second);
-        else takeWhole(await get("/api/history"));
-        tell();
-      }
-      throw new Refused(0, "The service has ended the connection.");
+      await follow(stream.signal, watch);
     } catch (error) {
-      turn("away", error.message);
+      const why = stream.signal.aborted ? "The service does not answer." : error.message;
+      clearTimeout(watchdog);
+      document.removeEventListener("visibilitychange", hide);
+      stream.abort();
+      if (document.hidden) continue;
+      pause = isLive() ? 500 : Math.min(pause * 2, 5000);
+      turn("away", why);
       await wait(pause);
-      pause = Math.min(pause * 2, 5000);
     }
   }
 }

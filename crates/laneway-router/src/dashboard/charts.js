@@ -1,6 +1,6 @@
 // The pictures: drawn by ourselves as SVG and HTML, with a legend, a reading at the pointer, and the same numbers as a table for whoever cannot see them.
 
-import { count, h, show, svg } from "./page.js";
+import { count, h, isInUse, show, showUnlessInUse, svg } from "./page.js";
 
 const LEFT = 46;
 const RIGHT = 8;
@@ -46,7 +46,7 @@ function figure(title, about, id) {
     plot,
     legend,
     tabulate() {
-      if (details.open && frame.columns) show(rows, tableOf(title, frame.columns, frame.cells()));
+      if (details.open && frame.columns) showUnlessInUse(rows, tableOf(title, frame.columns, frame.cells()));
     },
   };
   return frame;
@@ -103,7 +103,7 @@ export function overTime(title, about, id, { stacked = false, format = count, he
       show(picture, svg("text", { x: wide / 2, y: HEIGHT / 2, "text-anchor": "middle" }, times.length < 2 ? "Gathering the first seconds" : "Nothing to show yet"));
       picture.setAttribute("aria-label", `${title}: nothing to show yet`);
       show(frame.legend);
-      frame.columns = null;
+      frame.columns = frame.keys = null;
       return;
     }
     const sums = times.map(() => 0);
@@ -147,7 +147,7 @@ export function overTime(title, about, id, { stacked = false, format = count, he
     const last = series.slice(0, 5).map((one) => `${one.name.slice(0, 60)} ${format(one.values.at(-1))}`);
     picture.setAttribute("aria-label", `${title}. Now: ${last.join(", ")}.`);
     const keys = series.map((one) => `${one.name}\u0000${one.color}`).join("\u0001");
-    if (frame.keys !== keys) {
+    if (frame.keys !== keys && !isInUse(frame.legend)) {
       frame.keys = keys;
       const limit = model.limit ? [{ name: model.limitName, color: "var(--c8)" }] : [];
       show(frame.legend, legendOf([...series, ...limit]));
@@ -209,6 +209,7 @@ export function bars(title, about, id, { none = "Nothing to show yet.", legend =
   return {
     node: frame.node,
     draw(rows) {
+      if (isInUse(frame.plot)) return;
       if (!rows.length) show(frame.plot, h("p", { class: "nothing" }, none));
       else {
         const most = Math.max(...rows.map((row) => row.value), 1);
@@ -248,6 +249,7 @@ export function heatMap(title, about, id, { format }) {
   return {
     node: frame.node,
     draw({ times, rows }) {
+      if (isInUse(frame.plot)) return;
       const values = rows.flatMap((row) => row.values).filter((value) => value > 0);
       if (!values.length) {
         show(frame.plot, h("p", { class: "nothing" }, "Nothing to show yet."));

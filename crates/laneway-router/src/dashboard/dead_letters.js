@@ -5,9 +5,13 @@ import { attempt, confirm, count, groupLink, h, moment, name, show, table } from
 
 const PAGE = 50;
 
+/// Whether the service can list the dead letters of a source: those of its own queues.
+export const isListed = (source) => source.kind === "embedded";
+
 export function deadLetters() {
   const body = h("div", {}, h("p", { class: "soft" }, "Looking…"));
   const summary = h("span", { class: "soft" });
+  const elsewhere = h("section", { class: "card", hidden: true });
   const select = h("select", { id: "queue-choice", onchange: () => turn(0) });
   const chosen = new Set();
   let [queue, after, letters, over] = [null, 0, [], false];
@@ -23,6 +27,7 @@ export function deadLetters() {
     { class: "stack" },
     h("div", { class: "between" }, h("h1", {}, "Dead letters"), h("div", { class: "row" }, h("label", { for: "queue-choice", class: "soft" }, "Queue"), select, redrive, redriveAll, purge)),
     h("section", { class: "card" }, body, h("div", { class: "between" }, summary, h("div", { class: "row" }, back, next))),
+    elsewhere,
   );
 
   function turn(to) {
@@ -56,9 +61,12 @@ export function deadLetters() {
   async function refresh() {
     try {
       if (queue === null) {
-        // Those that keep none of their own have them elsewhere.
-        const sources = (await get("/api/sources")).filter((source) => source.dead !== null);
-        show(select, sources.map((source) => h("option", { value: source.name }, source.name)));
+        const sources = await get("/api/sources");
+        if (over) return;
+        const listed = sources.filter(isListed);
+        show(select, listed.map((source) => h("option", { value: source.name }, source.name)));
+        drawElsewhere(sources.filter((source) => !isListed(source)));
+        if (!listed.length) return drawNoQueue();
         queue = select.value;
       }
       const answer = await get(`/api/dead-letters?queue=${encodeURIComponent(queue)}&after=${after}&most=${PAGE}`);
@@ -68,6 +76,18 @@ export function deadLetters() {
     } catch (error) {
       if (!over) show(body, h("p", {}, error.message));
     }
+  }
+
+  /// Of a broker only the number is known: it keeps them itself.
+  function drawElsewhere(sources) {
+    const rows = sources.map((source) => [name(source.name), source.kind, count(source.dead), "in the broker's own dead letters"]);
+    show(elsewhere, rows.length ? table("Dead letters of brokers", [["Source"], ["Kind"], ["Dead letters", "number"], ["Where", "wide"]], rows) : []);
+    elsewhere.hidden = !rows.length;
+  }
+
+  function drawNoQueue() {
+    show(body, h("p", { class: "soft" }, "There is no embedded queue here whose dead letters could be listed."));
+    for (const button of [redrive, redriveAll, purge, back, next]) button.disabled = true;
   }
 
   function draw() {

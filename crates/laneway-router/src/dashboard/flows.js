@@ -15,13 +15,17 @@ const runAddress = (id) => `#/flows/run/${encodeURIComponent(id)}`;
 /// A page that asks again every few seconds, and says what kept it from an answer.
 function living(title, node, refresh, every = 2) {
   let [seconds, over, busy] = [0, false, false];
+  // Beside what is shown, not instead of it: the next answer goes where this one went.
+  const trouble = h("p", { class: "why", role: "status" });
   const again = async () => {
     if (busy || over) return;
     busy = true;
     try {
       await refresh(() => over);
+      trouble.remove();
     } catch (error) {
-      if (!over) show(node.querySelector("[data-body]") ?? node, h("p", {}, error.message));
+      show(trouble, error.message);
+      if (!over && !trouble.isConnected) node.firstElementChild.after(trouble);
     }
     busy = false;
   };
@@ -44,7 +48,7 @@ function runsTable(runs, none) {
 
 function all() {
   const [list, runs, workers, queues] = [0, 0, 0, 0].map(() => h("div", {}));
-  const node = h("div", { class: "stack", "data-body": true }, h("h1", {}, "Flows"), card("Flows", list), card("Newest runs", runs), h("div", { class: "grid" }, card("Workers", workers), card("Queues", queues)));
+  const node = h("div", { class: "stack" }, h("h1", {}, "Flows"), card("Flows", list), card("Newest runs", runs), h("div", { class: "grid" }, card("Workers", workers), card("Queues", queues)));
   return living("Flows", node, async (over) => {
     const [flows, newest, whoWorks, waiting] = await Promise.all([get("/api/flows"), get("/api/runs?limit=20"), get("/api/flow-workers"), get("/api/flow-queues")]);
     if (over()) return;
@@ -132,12 +136,12 @@ function graph(steps, wordsOf) {
 }
 
 function flow(slug) {
-  const body = h("div", { class: "stack", "data-body": true });
+  const body = h("div", { class: "stack" });
   const start = h("button", { type: "button", class: "main", onclick: startRun }, "Start a run");
   const node = h("div", { class: "stack" }, h("div", { class: "between" }, h("h1", {}, h("bdi", {}, slug)), start), body);
 
   async function startRun() {
-    const answer = await confirm({ title: `Start ${slug}`, text: "Its input, as JSON.", action: "Start", field: "Input" });
+    const answer = await confirm({ title: `Start ${slug}`, text: "Its input, as JSON.", action: "Start", field: "Input", long: true });
     if (!answer) return;
     let input;
     try {
@@ -174,7 +178,7 @@ function run(id) {
   const node = h(
     "div",
     { class: "stack" },
-    h("section", { class: "card stack" }, h("div", { class: "between" }, h("h1", { class: "mono" }, h("bdi", {}, id)), h("div", { class: "row" }, retry, cancel)), h("div", { "data-body": true }, status)),
+    h("section", { class: "card stack" }, h("div", { class: "between" }, h("h1", { class: "mono" }, h("bdi", {}, id)), h("div", { class: "row" }, retry, cancel)), status),
     card("Steps", picture),
     card("Along time", timings),
     card("Each step", steps),
@@ -194,7 +198,7 @@ function run(id) {
   /// Ends a step that waits for a person.
   function byHand(step) {
     const at = `${base}/steps${path(step.slug)}`;
-    const complete = act(`Complete ${step.slug}`, "Its output, as JSON.", "Complete", ({ text }) => change("POST", `${at}/complete`, { output: JSON.parse(text || "null") }), { field: "Output" });
+    const complete = act(`Complete ${step.slug}`, "Its output, as JSON.", "Complete", ({ text }) => change("POST", `${at}/complete`, { output: JSON.parse(text || "null") }), { field: "Output", long: true });
     const fail = act(`Fail ${step.slug}`, "The run fails with it, or goes on, as the flow says.", "Fail", ({ text }) => change("POST", `${at}/fail`, { error: text || "failed by hand" }), { field: "Error", danger: true });
     return h("span", { class: "row" }, h("button", { type: "button", class: "small", onclick: complete }, "Complete"), h("button", { type: "button", class: "small danger", onclick: fail }, "Fail"));
   }

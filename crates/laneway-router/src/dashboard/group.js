@@ -1,8 +1,9 @@
 // One group: why it waits, what is at its head, what is behind it, what went wrong, and what can be done about it. And the search that leads there.
 
-import { change, get, history, path } from "./api.js";
+import { change, get, history, oneAtATime, path } from "./api.js";
 import { overTime } from "./charts.js";
-import { attempt, badge, card, confirm, count, facts, groupAddress, groupLink, h, micros, moment, name, show, span, table } from "./page.js";
+import { isListed } from "./dead_letters.js";
+import { attempt, badge, card, confirm, count, facts, groupAddress, groupLink, h, micros, moment, name, show, showUnlessInUse, span, table } from "./page.js";
 
 const DEAD_LETTERS = 200;
 
@@ -55,7 +56,7 @@ export function group(pool = "", key = "") {
     const behind = view.behind.map((message) => [h("bdi", { class: "name mono" }, message.messageId), String(message.sequence), message.predictedStartMillis === null ? "–" : `in ${span(message.predictedStartMillis)}`]);
     const failures = view.failures.map((failure) => [moment(failure.at), h("bdi", { class: "name mono" }, failure.messageId), String(failure.attempt), h("bdi", {}, failure.reason)]);
     const queues = view.queues.map((queue) => [h("bdi", {}, queue.queue), badge(queue.state), count(queue.depth), count(queue.leased), queue.delayedForMillis === null ? "–" : span(queue.delayedForMillis)]);
-    show(
+    showUnlessInUse(
       body,
       h("div", { class: "grid" }, card("Head", head), card("What went wrong last", table("Failed attempts", [["When"], ["Message"], ["Attempt", "number"], ["What happened", "wide"]], failures, "No attempt has failed while messages of this group were here."))),
       h("div", { class: "grid" }, card("Behind it", h("div", { class: "tall" }, table("Messages behind the head", [["Message"], ["Sequence", "number"], ["Expected to start", "number"]], behind, "Nothing waits behind the head.")), view.waiting > behind.length + 1 && h("p", { class: "small soft" }, `and ${count(view.waiting - behind.length)} more`)), card("In the queues", table("In the queues", [["Queue"], ["State"], ["Messages", "number"], ["Leased", "number"], ["Not before", "number"]], queues, "No queue has messages of it."))),
@@ -70,18 +71,22 @@ export function group(pool = "", key = "") {
     latency.draw({ times, least: 100, series: row ? [{ name: "longest", color: "var(--c2)", values: row.maxMicros }, { name: "mean", color: "var(--c0)", values: row.meanMicros }] : [] });
   }
 
-  async function refresh() {
+  const refresh = oneAtATime(async () => {
+    if (over) return;
     try {
       const view = await get(base);
       if (!over) draw(view);
     } catch (error) {
       if (!over) show(status, h("p", { class: "why" }, error.message));
     }
-  }
+  });
 
-  async function refreshDead() {
+  const refreshDead = oneAtATime(async () => {
+    if (over) return;
     try {
-      const queues = (await get("/api/sources")).filter((source) => source.dead !== null).map((source) => source.name);
+      const sources = await get("/api/sources");
+      const queues = sources.filter(isListed).map((source) => source.name);
+      const brokers = sources.filter((source) => !isListed(source)).map((source) => source.name);
       const found = [];
       for (const queue of queues) {
         const letters = await get(`/api/dead-letters?queue=${encodeURIComponent(queue)}&most=${DEAD_LETTERS}`).catch(() => []);
@@ -92,12 +97,18 @@ export function group(pool = "", key = "") {
         moment(letter.at),
         h("bdi", { class: "name mono" }, letter.id ?? "–"),
         h("bdi", {}, letter.reason),
-        h("button", { type: "button", class: "small", onclick: act("Redrive", `${letter.id ?? letter.sequence} becomes a message again, at the end of its group.`, "Redrive", () => change("POST", "/api/dead-letters/redrive", { queue: letter.queue, sequences: [letter.sequence] }).then(refreshDead)) }, "Redrive"),
+        h("button", { type: "button", class: "small", onclick: act("Redrive", `${letter.id ?? letter.sequence} becomes a message again, at the end of its group.`, "Redrive", () => change("POST", "/api/dead-letters/redrive", { queue: letter.queue, sequences: [letter.sequence] }).then(redriven)) }, "Redrive"),
       ]);
-      show(dead, table("Dead letters of this group", [["When"], ["Message"], ["Why", "wide"], [""]], rows, "None."));
+      showUnlessInUse(dead, table("Dead letters of this group", [["When"], ["Message"], ["Why", "wide"], [""]], rows, queues.length ? "None." : "Cannot be listed: there is no embedded queue."), brokers.length > 0 && h("p", { class: "small soft" }, `Those of ${brokers.join(", ")} cannot be listed: they are in the broker's own dead letters.`));
     } catch {
       // The next second tries again.
     }
+  });
+
+  /// The button that was pressed goes with its letter.
+  function redriven() {
+    if (dead.contains(document.activeElement)) document.activeElement.blur();
+    return refreshDead();
   }
 
   refreshDead();

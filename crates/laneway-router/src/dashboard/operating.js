@@ -1,7 +1,7 @@
 // What an operator looks at beside the pictures: breakers, warnings, sources, and who did what.
 
-import { change, get } from "./api.js";
-import { attempt, badge, card, confirm, count, h, moment, show, span, table } from "./page.js";
+import { change, get, oneAtATime } from "./api.js";
+import { attempt, badge, card, confirm, count, h, moment, show, showUnlessInUse, span, table } from "./page.js";
 
 export function operating() {
   const [sources, breakers, warnings, audit, ingress] = [0, 0, 0, 0, 0].map(() => h("div", {}));
@@ -34,14 +34,17 @@ export function operating() {
   async function reset(target) {
     if (!(await confirm({ title: "Reset the breaker", text: `${target} is called again at once.`, action: "Reset" }))) return;
     await attempt("The breaker is closed", () => change("POST", "/api/breakers/reset", { target }));
+    // The button goes with what it has done.
+    document.activeElement?.blur();
     refresh();
   }
 
-  async function refresh() {
+  const refresh = oneAtATime(async () => {
+    if (over) return;
     const fill = async (element, path, draw) => {
       try {
         const answer = await get(path);
-        if (!over && !document.getElementById("dialog").open) show(element, draw(answer));
+        if (!over && !document.getElementById("dialog").open) showUnlessInUse(element, draw(answer));
       } catch (error) {
         if (!over) show(element, h("p", {}, error.message));
       }
@@ -66,7 +69,7 @@ export function operating() {
               it.partitions.map((part) => [part.name, count(part.tasksIn), count(part.tasksCompleted), count(part.tasksFailed), count(part.outstanding), count(part.activeFamilies), count(part.maxPendingDepthObserved)]))]
           : h("p", { class: "soft" }, "Not enabled (laneway.ingress.enabled).")),
     ]);
-  }
+  });
 
   let seconds = 0;
   refresh();

@@ -2,12 +2,13 @@
 
 import { get, history } from "./api.js";
 import { bars, color, heatMap, overTime, spark } from "./charts.js";
-import { badge, card, count, groupAddress, groupLink, h, micros, moment, show, span, table } from "./page.js";
+import { badge, card, count, groupAddress, groupLink, h, micros, moment, show, showUnlessInUse, span, table } from "./page.js";
 
 const LINES = 7;
 const LANES = 14;
 const COLUMN_SECONDS = 5;
 const ALL = "all pools";
+const OTHERS = "(others)";
 
 let chosen = ALL;
 
@@ -78,7 +79,7 @@ export function overview() {
         String(failure.attempt),
         h("bdi", {}, failure.reason),
       ]);
-      show(failures, table("Newest failed attempts", [["When"], ["Group"], ["Message"], ["Attempt", "number"], ["What happened", "wide"]], rows, "No attempt has failed."));
+      showUnlessInUse(failures, table("Newest failed attempts", [["When"], ["Group"], ["Message"], ["Attempt", "number"], ["What happened", "wide"]], rows, "No attempt has failed."));
     } catch {
       asked = 0;
     }
@@ -169,7 +170,7 @@ function drawTiles(node, total) {
   const waiting = sum(now.sources.map((source) => source.waiting ?? 0));
   const failing = total.retried.map((value, place) => value + total.failed[place]);
   const smooth = mean(last(total.succeeded, 5));
-  show(
+  showUnlessInUse(
     node,
     tile("Delivered", count(smooth), "per second", `${count(sum(total.succeeded))} in ${span((history.times.length) * 1000)}`, total.succeeded),
     tile("Busy slots", count(mean(last(busy, 5))), `of ${count(slots)}`, `${count(total.inFlight.at(-1))} with their targets now`, busy, "var(--c1)"),
@@ -232,13 +233,14 @@ function drawPools(node) {
   const states = new Map(history.now.states.map((pool) => [pool.code, pool.state]));
   const rows = [...history.pools.values()].map((pool) => [
     h("a", { href: `#/pools/${encodeURIComponent(pool.code)}`, class: "name" }, h("bdi", {}, pool.code)),
-    badge(states.get(pool.code) ?? "open"),
+    // Those that share a row have no state in common; one that has none was removed, and its past is still shown.
+    pool.code === OTHERS ? "–" : badge(states.get(pool.code) ?? "gone"),
     count(mean(last(pool.succeeded, 5))),
     `${count(mean(last(pool.busy, 5)) / 1000)} of ${count(pool.slots.at(-1))}`,
     count(pool.waiting.at(-1)),
     micros(pool.p95Micros.at(-1)),
   ]);
-  show(node, table("Pools", [["Pool"], ["State"], ["Per second", "number"], ["Busy", "number"], ["Waiting", "number"], ["p95", "number"]], rows));
+  showUnlessInUse(node, table("Pools", [["Pool"], ["State"], ["Per second", "number"], ["Busy", "number"], ["Waiting", "number"], ["p95", "number"]], rows));
 }
 
 function drawSources(node) {
@@ -252,7 +254,7 @@ function drawSources(node) {
   ]);
   const all = breakers.closed + breakers.open + breakers.halfOpen;
   const words = all ? `${count(all)} targets called lately: ${breakers.open} open, ${breakers.halfOpen} half open breakers.` : "No target was called lately.";
-  show(
+  showUnlessInUse(
     node,
     table("Sources", [["Source"], ["State"], ["Waiting", "number"], ["Leased", "number"], ["Dead", "number"]], rows),
     h("p", { class: "small soft" }, words, " ", h("a", { href: "#/operating" }, "Breakers, warnings and the audit log")),

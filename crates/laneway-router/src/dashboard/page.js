@@ -27,6 +27,34 @@ export function show(element, ...children) {
   element.replaceChildren(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
 }
 
+let pressed = null;
+
+// The click comes a little after the pointer was let go, on a touch screen.
+const CLICK = 300;
+document.addEventListener("pointerdown", (event) => (pressed = { on: event.target }), true);
+for (const end of ["pointerup", "pointercancel"]) {
+  document.addEventListener(
+    end,
+    () => {
+      const released = pressed;
+      setTimeout(() => pressed === released && (pressed = null), CLICK);
+    },
+    true,
+  );
+}
+
+/// Whether somebody is about to press something in an element, or has come to it by the keyboard: to draw it anew would take it away from him.
+export function isInUse(element) {
+  const active = document.activeElement;
+  if (active && element.contains(active) && active.matches(":focus-visible")) return true;
+  return pressed !== null && element.contains(pressed.on);
+}
+
+/// The same as `show`, at another time if it is in use now.
+export function showUnlessInUse(element, ...children) {
+  if (!isInUse(element)) show(element, ...children);
+}
+
 // ── numbers and times ───────────────────────────────────────────────────────────────────────────────────────────────
 
 const plain = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
@@ -143,9 +171,11 @@ function ask(content, valueOf) {
   });
 }
 
-/// Asks whether something is to be done. With `field` there is a text to write, which is the answer.
-export function confirm({ title, text, action, danger = false, field = null }) {
-  const input = field ? h("input", { type: "text", maxlength: "300", "aria-label": field }) : null;
+/// Asks whether something is to be done. With `field` there is a text to write, which is the answer; with `long` one of many lines.
+export function confirm({ title, text, action, danger = false, field = null, long = false }) {
+  const line = () => h("input", { type: "text", maxlength: "300", "aria-label": field });
+  const lines = () => h("textarea", { rows: "8", spellcheck: "false", class: "mono", "aria-label": field });
+  const input = field ? (long ? lines() : line()) : null;
   const form = h(
     "form",
     { method: "dialog" },

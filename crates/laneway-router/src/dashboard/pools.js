@@ -1,8 +1,8 @@
 // Pools: how they stand, and changing them while they run. One of them in detail: its dispatchers, and what each slot does.
 
-import { change, get, history, path } from "./api.js";
+import { change, get, history, oneAtATime, path } from "./api.js";
 import { overTime } from "./charts.js";
-import { attempt, badge, card, confirm, count, facts, groupLink, h, micros, name, show, span, table } from "./page.js";
+import { attempt, badge, card, confirm, count, facts, groupLink, h, isInUse, micros, name, show, showUnlessInUse, span, table } from "./page.js";
 
 const address = (code) => `/api/pools${path(code)}`;
 
@@ -39,16 +39,16 @@ function all() {
   const node = h("div", { class: "stack" }, h("h1", {}, "Pools"), h("section", { class: "card" }, body));
   let over = false;
 
-  async function refresh() {
+  const refresh = oneAtATime(async () => {
     // Somebody writes a number, or has his finger on a button.
     if (body.contains(document.activeElement) || document.getElementById("dialog").open) return;
     try {
       const list = await get("/api/pools");
-      if (!over) show(body, draw(list));
+      if (!over && !isInUse(body)) show(body, draw(list));
     } catch (error) {
       if (!over && !body.querySelector("table")) show(body, h("p", {}, error.message));
     }
-  }
+  });
 
   function draw(list) {
     const rows = list.map((pool) => [
@@ -102,8 +102,8 @@ function one(code) {
     latency.draw({ times, least: 100, series: series(["p99", 2, (it) => it.p99Micros], ["p95", 4, (it) => it.p95Micros], ["p50", 0, (it) => it.p50Micros]) });
   }
 
-  async function refresh() {
-    drawHistory();
+  const refresh = oneAtATime(async () => {
+    if (over) return;
     try {
       const [pool, detail] = await Promise.all([get(address(code)), get(`${address(code)}/slots`)]);
       if (over) return;
@@ -112,7 +112,7 @@ function one(code) {
     } catch (error) {
       if (!over) show(top, h("p", {}, error.message));
     }
-  }
+  });
 
   function drawPool(pool) {
     show(
@@ -125,12 +125,12 @@ function one(code) {
         ["Counted", `${count(pool.counts.submitted)} taken in, ${count(pool.counts.succeeded)} delivered, ${count(pool.counts.transient)} tried again, ${count(pool.counts.failed)} given up, ${count(pool.counts.refused)} refused (${count(pool.counts.refusedPoolFull)} pool full, ${count(pool.counts.refusedGroupFull)} group full)`],
       ]),
     );
-    if (!buttons.contains(document.activeElement) && !document.getElementById("dialog").open) show(buttons, actions(pool, refresh));
+    if (!buttons.contains(document.activeElement) && !isInUse(buttons) && !document.getElementById("dialog").open) show(buttons, actions(pool, refresh));
   }
 
   function drawSlots(detail) {
     const rows = detail.dispatchers.map((part) => [part.name, part.paused ? badge("paused") : badge("open"), count(part.groups), count(part.runningGroups), count(part.retryingGroups), count(part.parkedGroups), count(part.waiting), count(part.deepest), count(part.attempts), `${(part.lockFailureRatio * 100).toFixed(2)} %`]);
-    show(dispatchers, table("Dispatchers", [["Dispatcher"], ["State"], ["Groups", "number"], ["Running", "number"], ["In retry", "number"], ["Parked", "number"], ["Waiting", "number"], ["Deepest ever", "number"], ["Attempts", "number"], ["Lock misses", "number"]], rows));
+    showUnlessInUse(dispatchers, table("Dispatchers", [["Dispatcher"], ["State"], ["Groups", "number"], ["Running", "number"], ["In retry", "number"], ["Parked", "number"], ["Waiting", "number"], ["Deepest ever", "number"], ["Attempts", "number"], ["Lock misses", "number"]], rows));
     const list = detail.slots.map((slot) =>
       h(
         "li",
@@ -139,8 +139,8 @@ function one(code) {
         slot.messageId === null ? h("span", { class: "soft" }, "free") : [slot.group ? groupLink(code, slot.group) : name(slot.messageId), h("span", { class: "soft" }, `attempt ${slot.attempt}, ${span(slot.sinceMillis)}`)],
       ),
     );
-    show(slots, h("ul", { class: "slots" }, list), detail.total > detail.slots.length && h("p", { class: "soft" }, `and ${count(detail.total - detail.slots.length)} more`));
+    showUnlessInUse(slots, h("ul", { class: "slots" }, list), detail.total > detail.slots.length && h("p", { class: "soft" }, `and ${count(detail.total - detail.slots.length)} more`));
   }
 
-  return { title: code, node, second: refresh, leave: () => (over = true) };
+  return { title: code, node, second: () => { drawHistory(); refresh(); }, leave: () => (over = true) };
 }

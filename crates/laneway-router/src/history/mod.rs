@@ -241,7 +241,7 @@ impl History {
         self.told.send_replace(None);
     }
 
-    /// A place among those who read along; nothing if there is none left.
+    /// A place among those who read along; nothing if there is none left, or nothing more to come.
     pub(crate) fn subscribe(&self) -> Option<Subscription> {
         let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
         // Those who have left are held by nobody else.
@@ -257,6 +257,10 @@ impl History {
         readers.push(Arc::clone(&reader));
         let mut moments = self.told.subscribe();
         moments.mark_unchanged();
+        // Looked at last: an end that comes later changes what `moments` waits for.
+        if self.over.load(Relaxed) {
+            return None;
+        }
         Some(Subscription { moments, reader, over: Arc::clone(&self.over) })
     }
 }
@@ -303,11 +307,15 @@ impl Rows {
     }
 
     fn add_pools(&mut self, pools: Vec<(Arc<str>, PoolPoint)>, seconds: usize) {
-        // A pool that is gone keeps its past only until another needs the place.
+        // A pool that is gone keeps its past until that is too long ago to be shown, or another needs the place.
         let is_there = |code: &str| pools.iter().any(|(there, _)| **there == *code);
-        for row in self.pools.iter_mut().filter(|row| !is_there(&row.code)) {
-            push(&mut row.points, PoolPoint::default(), seconds);
-        }
+        self.pools.retain_mut(|row| {
+            let is_there = is_there(&row.code);
+            if !is_there {
+                push(&mut row.points, PoolPoint::default(), seconds);
+            }
+            is_there || row.points.iter().any(|point| point.slots > 0)
+        });
         for (code, point) in pools {
             if let Some(row) = self.pools.iter_mut().find(|row| row.code == code) {
                 push(&mut row.points, point, seconds);
@@ -446,6 +454,24 @@ mod tests {
         let rows = history.rows();
         let row = rows.groups.iter().find(|row| row.id == id(u64::MAX)).expect("it has a row");
         assert_eq!((row.number, row.points.len()), (1, 200));
+    }
+
+    #[test]
+    fn a_pool_that_is_gone_goes_with_its_past() {
+        let history = History::new(Duration::from_secs(3), 1);
+        let there = PoolPoint { slots: 4, ..PoolPoint::default() };
+        history.add(Moment { pools: vec![("old".into(), there)], ..Moment::default() });
+        for rows in [1, 1, 0] {
+            history.add(Moment::default());
+            assert_eq!(history.rows().pools.len(), rows);
+        }
+    }
+
+    #[test]
+    fn nobody_reads_along_after_the_end() {
+        let history = History::new(Duration::from_secs(3), 1);
+        history.end();
+        assert!(history.subscribe().is_none());
     }
 
     #[tokio::test]

@@ -3,7 +3,7 @@
 //! What is looked at is bounded: so many groups of each pool and each queue per second, going on with the next ones in the second after; percentiles of the pools that
 //! have rows of their own only; sources, of which some have to ask a broker, every few seconds and beside all that.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -152,7 +152,7 @@ impl Sampler {
     }
 
     /// The deepest groups wherever they are: in pools, in queues, or in both.
-    async fn deepest(&mut self, service: &Service, deep: Vec<(usize, Arc<Pool>, Arc<str>)>) -> Vec<Deep> {
+    async fn deepest(&mut self, service: &Service, mut deep: Vec<(usize, Arc<Pool>, Arc<str>)>) -> Vec<Deep> {
         let queues: Vec<_> = service
             .queue_names()
             .into_iter()
@@ -163,11 +163,14 @@ impl Sampler {
             let views = queues.iter().filter_map(|(_, queue)| queue.group(group));
             views.map(|view| view.depth.saturating_sub(view.leased)).sum()
         };
+        // A group may be in several pools. What no pool has yet is counted once, where most of the group is.
+        deep.sort_by_key(|(in_pool, ..)| std::cmp::Reverse(*in_pool));
+        let mut counted = HashSet::new();
         let mut all: Vec<Deep> = deep
             .into_iter()
             .map(|(in_pool, pool, group)| Deep {
                 pool: Some(kept(pool.code())),
-                in_queue: unclaimed(&group),
+                in_queue: if counted.insert(Arc::clone(&group)) { unclaimed(&group) } else { 0 },
                 group: kept(&group),
                 in_pool,
             })
