@@ -64,9 +64,8 @@ fn the_compose_file_has_two_routers_on_one_broker() {
     let services = &documents[0]["services"];
     assert!(services["nats"]["image"].as_str().is_some_and(|image| image.starts_with("nats:")));
     for router in ["router-1", "router-2"] {
-        let merged = |key: &str| {
-            [&services[router][key], &services[router]["<<"][key]].iter().any(|it| !it.is_null())
-        };
+        let merged =
+            |key: &str| [&services[router][key], &services[router]["<<"][key]].iter().any(|it| !it.is_null());
         assert!(merged("build") && merged("environment") && merged("ports"), "{router}");
     }
     let config = load(&std::fs::read_to_string(root().join("deploy/laneway.conf")).expect("a file"));
