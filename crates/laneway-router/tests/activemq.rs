@@ -299,25 +299,17 @@ async fn the_guides_configuration_works_when_pasted() {
     assert!(matches!(&answers[..], [Published::Refused { .. }]), "{answers:?}");
 }
 
-/// Two routers in processes of their own, killed at random, while the broker is killed and started again as well.
+/// A router in a process of its own, killed at random, while the broker is killed and started again as well. One and not two: when several consumers go at about
+/// the same time, this broker hands a group's messages out again in another order (docs/guide/brokers.md), which no reader of it can mend.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_routers_that_are_killed_and_a_broker_that_is_restarted_lose_nothing_and_keep_the_order() {
+async fn a_router_that_is_killed_and_a_broker_that_is_restarted_lose_nothing_and_keep_the_order() {
     let mut server =
         tokio::task::spawn_blocking(|| activemq::start().expect("ActiveMQ starts")).await.expect("it runs");
     let settings = format!("kind = activemq, url = {:?}, queue = orders", activemq::url(&server));
     let config = format!(
         "laneway {{ queue.queues = [], sources.orders {{ {settings}, prefetch = 50, heartbeat = 2 s }}, sinks.orders {{ {settings} }} }}"
     );
-    let number = |name: &str, otherwise: u64| {
-        std::env::var(name).ok().and_then(|it| it.parse().ok()).unwrap_or(otherwise)
-    };
-    let plan = instances::Plan {
-        groups: 24,
-        messages: number("LANEWAY_CRASH_MESSAGES", 400) as usize,
-        kills: number("LANEWAY_CRASH_KILLS", 3) as usize,
-        restarts: number("LANEWAY_CRASH_RESTARTS", 1) as usize,
-        seed: number("LANEWAY_SEED", 5),
-    };
+    let plan = instances::Plan { instances: 1, ..instances::Plan::of(3, 1) };
     instances::run(&config, &plan, || {
         server.kill().expect("it was there");
         server.resume().expect("it comes back");

@@ -313,7 +313,7 @@ async fn two_routers_that_are_killed_and_a_broker_that_goes_away_lose_nothing_an
     let config = format!(
         "laneway {{ queue.queues = [], sources.orders {{ {place}, group = laneway, {session} }}, sinks.orders {{ {place} }} }}"
     );
-    let plan = instances::Plan { groups: 24, messages: 400, kills: 3, restarts: 2, seed: 5 };
+    let plan = instances::Plan::of(3, 2);
     instances::run(&config, &plan, || {
         cluster.broker_down(1).expect("down");
         std::thread::sleep(Duration::from_millis(500)); // paced: for so long it is away

@@ -606,16 +606,7 @@ async fn two_routers_that_are_killed_and_a_broker_that_is_restarted_lose_nothing
     let config = format!(
         "laneway {{ queue.queues = [], sources.orders {{ {settings}, prefetch = 50, heartbeat = 2 s, balance = 1 s }}, sinks.orders {{ {settings} }} }}"
     );
-    let number = |name: &str, otherwise: u64| {
-        std::env::var(name).ok().and_then(|it| it.parse().ok()).unwrap_or(otherwise)
-    };
-    let plan = instances::Plan {
-        groups: 24,
-        messages: number("LANEWAY_CRASH_MESSAGES", 400) as usize,
-        kills: number("LANEWAY_CRASH_KILLS", 3) as usize,
-        restarts: number("LANEWAY_CRASH_RESTARTS", 1) as usize,
-        seed: number("LANEWAY_SEED", 5),
-    };
+    let plan = instances::Plan::of(3, 1);
     instances::run(&config, &plan, || {
         broker.node.kill().expect("it was there");
         broker.node.resume().expect("it comes back");

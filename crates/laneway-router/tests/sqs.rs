@@ -287,7 +287,7 @@ async fn two_routers_that_are_killed_and_a_server_that_is_restarted_lose_nothing
     let config = format!(
         "laneway {{ queue.queues = [], sources.orders {{ {settings}, poll = 1 s }}, sinks.orders {{ {settings} }} }}"
     );
-    let plan = instances::Plan { groups: 24, messages: 400, kills: 3, restarts: 2, seed: 5 };
+    let plan = instances::Plan::of(3, 2);
     instances::run(&config, &plan, || {
         server.kill().expect("it was there");
         server.resume().expect("it comes back");

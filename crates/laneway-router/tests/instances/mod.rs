@@ -1,4 +1,4 @@
-//! Two routers on one broker, killed with SIGKILL at random and started again, while the broker is restarted, too; in front of a target that fails at random.
+//! Routers on one broker, two of them as a rule, killed with SIGKILL at random and started again, while the broker is restarted, too; in front of a target that fails at random.
 //!
 //! For every kind of broker: a test binary takes this file in (`#[path = "../instances/mod.rs"] mod instances;`) and calls [`run`] with a configuration that has the
 //! source `orders`. This process is the publisher and the target; each router is a child, this binary again with the test [`the_instance`]. The checker proves:
@@ -51,7 +51,26 @@ pub(crate) struct Plan {
     /// How often a router is killed, and how often the broker is restarted.
     pub(crate) kills: usize,
     pub(crate) restarts: usize,
+    /// How many routers there are.
+    pub(crate) instances: usize,
     pub(crate) seed: u64,
+}
+
+impl Plan {
+    /// Two routers, so many kills and restarts; `LANEWAY_CRASH_KILLS`, `LANEWAY_CRASH_RESTARTS`, `LANEWAY_CRASH_MESSAGES` and `LANEWAY_SEED` make it another one.
+    pub(crate) fn of(kills: u64, restarts: u64) -> Self {
+        let number = |name: &str, otherwise: u64| {
+            std::env::var(name).ok().and_then(|it| it.parse().ok()).unwrap_or(otherwise)
+        };
+        Plan {
+            groups: 24,
+            messages: number("LANEWAY_CRASH_MESSAGES", 400) as usize,
+            kills: number("LANEWAY_CRASH_KILLS", kills) as usize,
+            restarts: number("LANEWAY_CRASH_RESTARTS", restarts) as usize,
+            instances: 2,
+            seed: number("LANEWAY_SEED", 5),
+        }
+    }
 }
 
 // ── a router, in a process of its own ─────────────────────────────────────────────────────────────────────────────────
@@ -250,7 +269,7 @@ async fn publish(sink: &ConfiguredSink, batch: Vec<Outgoing>) {
 
 /// Lets it happen. `restart` ends the broker without a warning and starts it again; the configuration has the source `orders`, and the sink `orders`.
 pub(crate) async fn run(config: &str, plan: &Plan, mut restart: impl FnMut()) {
-    let Plan { groups, messages, kills, restarts, seed } = *plan;
+    let Plan { groups, messages, kills, restarts, instances, seed } = *plan;
     eprintln!("seed {seed}: {kills} kills, {restarts} restarts");
     let mut random = fastrand::Rng::with_seed(seed);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -263,7 +282,7 @@ pub(crate) async fn run(config: &str, plan: &Plan, mut restart: impl FnMut()) {
     tokio::spawn(Arc::clone(&target).serve(listener));
     let sink = ConfiguredSink::new("orders", load(config).sinks["orders"].clone());
     let mut next = vec![0u64; groups];
-    let mut lives = [Life::begin(config), Life::begin(config)];
+    let mut lives: Vec<Life> = (0..instances).map(|_| Life::begin(config)).collect();
     let steps = kills + restarts + 1;
     let (mut published, mut restarted) = (0, 0);
     for step in 1..=steps {
@@ -329,7 +348,7 @@ fn check(target: &Target, next: &[u64], plan: &Plan) {
         }
         assert_eq!(first, (0..*count).collect::<Vec<_>>(), "seed {}: group {group} saw {all:?}", plan.seed);
     }
-    let most = (plan.kills + 2 * plan.restarts) * CAPACITY;
+    let most = (plan.kills + plan.instances * plan.restarts) * CAPACITY;
     eprintln!("{copies} delivered again, {} overlaps across instances", seen.overlaps);
     assert!(copies <= most, "seed {}: {copies} delivered again, at most {most} were in hand", plan.seed);
 }

@@ -12,16 +12,7 @@ async fn two_routers_that_are_killed_and_a_server_that_is_restarted_lose_nothing
     let config = format!(
         "laneway {{ queue.queues = [], sources.orders {{ {settings} }}, sinks.orders {{ {settings} }} }}"
     );
-    let number = |name: &str, otherwise: u64| {
-        std::env::var(name).ok().and_then(|it| it.parse().ok()).unwrap_or(otherwise)
-    };
-    let plan = Plan {
-        groups: 24,
-        messages: number("LANEWAY_CRASH_MESSAGES", 600) as usize,
-        kills: number("LANEWAY_CRASH_KILLS", 4) as usize,
-        restarts: number("LANEWAY_CRASH_RESTARTS", 2) as usize,
-        seed: number("LANEWAY_SEED", 5),
-    };
+    let plan = Plan::of(4, 2);
     run(&config, &plan, || {
         server.kill().expect("it was there");
         server.resume().expect("it comes back");
