@@ -279,10 +279,13 @@ impl Keeper {
         let renewed = match self.bucket.update(&key, written(&owned.tenant), owned.revision).await {
             Ok(revision) => Renewed::Until(revision),
             Err(error) if error.kind() == UpdateErrorKind::WrongLastRevision => {
-                // An answer that was lost may have left us with an old revision.
+                // An answer that was lost may have left us with an old revision. When that was written nobody knows, so it is written again.
                 match self.bucket.entry(&key).await {
                     Ok(Some(entry)) if tenant(&entry).as_ref() == Some(&owned.tenant) => {
-                        Renewed::Until(entry.revision)
+                        match self.bucket.update(&key, written(&owned.tenant), entry.revision).await {
+                            Ok(revision) => Renewed::Until(revision),
+                            Err(error) => Renewed::Unknown(format!("cannot renew the leases: {error}")),
+                        }
                     }
                     Ok(_) => Renewed::Lost,
                     Err(error) => Renewed::Unknown(format!("cannot read the leases: {error}")),
