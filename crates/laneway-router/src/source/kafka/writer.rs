@@ -6,15 +6,16 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, DefaultConsumerContext};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, OwnedHeaders};
-use rdkafka::producer::{FutureProducer, FutureRecord};
+use rdkafka::producer::{FutureProducer, FutureRecord, Producer};
 use rdkafka::util::Timeout;
 
 use super::partition::{Named, Record};
@@ -36,7 +37,8 @@ const ID: &str = "laneway-message-id";
 
 /// The producer of dead letters.
 pub(super) struct Letters {
-    producer: FutureProducer,
+    config: ClientConfig,
+    producer: Mutex<FutureProducer>,
     topic: String,
     dead_letters: String,
     quarantine: String,
@@ -47,7 +49,17 @@ impl Letters {
         let config = settings.producer_config();
         let producer = config.create().map_err(|error| trouble(&settings.dead_letters(), &error))?;
         let (topic, dead_letters) = (settings.topic.clone(), settings.dead_letters());
-        Ok(Letters { producer, topic, dead_letters, quarantine: settings.quarantine() })
+        let producer = Mutex::new(producer);
+        Ok(Letters { config, producer, topic, dead_letters, quarantine: settings.quarantine() })
+    }
+
+    /// The producer, made anew after an error behind which it takes nothing any more.
+    fn producer(&self) -> Result<FutureProducer, SourceError> {
+        let mut producer = self.producer.lock().unwrap_or_else(PoisonError::into_inner);
+        if producer.client().fatal_error().is_some() {
+            *producer = self.config.create().map_err(|error| trouble(&self.dead_letters, &error))?;
+        }
+        Ok(producer.clone())
     }
 
     pub(super) fn dead_letters(&self) -> &str {
@@ -78,7 +90,7 @@ impl Letters {
         if let Some(key) = &record.key {
             letter = letter.key(key);
         }
-        let sent = self.producer.send(letter, Timeout::After(PLACE)).await;
+        let sent = self.producer()?.send(letter, Timeout::After(PLACE)).await;
         sent.map(drop).map_err(|(error, _)| trouble(topic, &error))
     }
 }
