@@ -548,7 +548,7 @@ impl Service {
             Some(server) => server.shutdown(FAREWELL).await,
             None => 0,
         };
-        self.inner.mediators.sinks().close().await;
+        let _ = tokio::time::timeout(FAREWELL, self.inner.mediators.sinks().close()).await;
         if let Some(store) = &self.inner.store {
             store.close().await;
         }

@@ -643,6 +643,7 @@ impl Shared {
         for number in numbers {
             if let Some(partition) = state.partitions.remove(number)
                 && is_confirmed
+                && partition.is_all_confirmed()
             {
                 state.gone.push_back(partition.tag);
             }

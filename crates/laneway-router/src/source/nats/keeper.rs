@@ -128,8 +128,11 @@ impl Keeper {
         let tick = (lease / 6).min(self.shared.settings.release_after / 2).max(Duration::from_millis(20));
         let mut closing = self.shared.closing.subscribe();
         // What is there already has to be known before anything is taken: a key that was not seen looks free.
-        self.catch_up().await;
-        self.sweep().await;
+        let mut closed = self.shared.closing.subscribe();
+        tokio::select! {
+            () = async { self.catch_up().await; self.sweep().await; } => {}
+            () = async { drop(closed.wait_for(|closing| *closing).await) } => {}
+        }
         while !*closing.borrow() {
             tokio::select! {
                 entry = watch.next() => self.note(entry, &mut watch).await,
