@@ -665,7 +665,7 @@ async fn take_in(inner: Arc<Inner>, feed: Arc<Feed>) {
             continue;
         }
         let wants = Wants { most: room.min(CLAIM), wait: CLAIM_WAIT, lease: feed.settings.lease };
-        feed.ledger.begin_claim();
+        feed.ledger.begin_claim(feed.settings.lease);
         let claimed = tokio::select! {
             claimed = feed.source.claim(wants) => claimed,
             _ = closing.changed() => break,

@@ -555,7 +555,7 @@ impl Service {
             Some(server) => server.shutdown(FAREWELL).await,
             None => 0,
         };
-        self.inner.mediators.sinks().close().await;
+        let _ = tokio::time::timeout(FAREWELL, self.inner.mediators.sinks().close()).await;
         // After the last message: its span is among those that wait.
         #[cfg(feature = "otlp")]
         self.end_export().await;

@@ -70,6 +70,11 @@ pub(crate) struct Ledger {
     forgotten: AtomicU64,
     /// Deliveries that were ever found lost: most routers never look for one.
     lost: AtomicU64,
+    /// When the ledger was opened.
+    opened: Instant,
+    /// No lease that counts runs out before, in milliseconds since then: until that time nobody has to look for one. Written under the lock of the
+    /// entries.
+    good_until: AtomicU64,
 }
 
 #[derive(Default)]
@@ -80,6 +85,23 @@ struct Entries {
     /// Settlements that have not been answered.
     under_way: usize,
     done: Done,
+    /// When the claim began whose deliveries are being taken, and how long they are leased.
+    claim: Option<(Instant, Duration)>,
+}
+
+impl Entries {
+    /// How long a delivery is ours that has just come. A claim may wait for long before the source has anything to lease, so its beginning says little;
+    /// an answer that was long on its way is allowed for as far as the next renewal, which is due in a third of the lease, is not late for it.
+    fn taken_until(&self) -> Instant {
+        let now = Instant::now();
+        let Some((began, lease)) = self.claim else { return now };
+        after(now, lease - now.saturating_duration_since(began).min(lease / 3))
+    }
+}
+
+/// A lease without an end in sight ends in a year.
+fn after(time: Instant, lease: Duration) -> Instant {
+    time + lease.min(Duration::from_secs(365 * 24 * 3600))
 }
 
 /// One delivery that is held.
@@ -89,6 +111,8 @@ struct Entry {
     settling: bool,
     /// The source has said that the receipt is not good any more, and no newer one has come.
     lost: bool,
+    /// Without a renewal somebody else may have it from then on, even if the source cannot be asked.
+    until: Instant,
 }
 
 /// A group of which something has gone back.
@@ -141,6 +165,8 @@ impl Ledger {
             copies: AtomicU64::new(0),
             forgotten: AtomicU64::new(0),
             lost: AtomicU64::new(0),
+            opened: Instant::now(),
+            good_until: AtomicU64::new(u64::MAX),
         });
         (Arc::clone(&ledger), settle_all(Arc::downgrade(&ledger), Arc::clone(&ledger.source), settlements))
     }
@@ -150,22 +176,30 @@ impl Ledger {
     }
 
     /// A claim is about to begin: what it brings of groups whose returns are all confirmed is in order.
-    pub(crate) fn begin_claim(&self) {
-        self.entries().returning.retain(|_, returning| returning.unconfirmed > 0);
+    pub(crate) fn begin_claim(&self, lease: Duration) {
+        let mut entries = self.entries();
+        entries.returning.retain(|_, returning| returning.unconfirmed > 0);
+        entries.claim = Some((Instant::now(), lease));
+    }
+
+    fn millis(&self, time: Instant) -> u64 {
+        u64::try_from(time.saturating_duration_since(self.opened).as_millis()).unwrap_or(u64::MAX)
     }
 
     /// Takes a delivery, unless it is held already, or was done before: then its receipt is what counts from now on.
     pub(crate) fn take(self: &Arc<Self>, delivery: &Delivery, group: Option<Arc<str>>) -> Option<Held> {
         let mut entries = self.entries();
+        let until = entries.taken_until();
+        self.good_until.fetch_min(self.millis(until), Relaxed);
         let held = Held { ledger: Arc::clone(self), id: delivery.id, group, settled: false };
         if let Some(entry) = entries.held.get_mut(&delivery.id) {
-            (entry.receipt, entry.lost) = (delivery.receipt.clone(), false);
+            (entry.receipt, entry.lost, entry.until) = (delivery.receipt.clone(), false, until);
             drop(entries);
             self.copies.fetch_add(1, Relaxed);
             held.forget();
             return None;
         }
-        let entry = Entry { receipt: delivery.receipt.clone(), settling: false, lost: false };
+        let entry = Entry { receipt: delivery.receipt.clone(), settling: false, lost: false, until };
         entries.held.insert(delivery.id, entry);
         let is_done = entries.done.known.contains(&delivery.id);
         drop(entries);
@@ -209,20 +243,29 @@ impl Ledger {
         let mut lost = 0;
         for some in held.chunks(TOGETHER) {
             let receipts = some.iter().map(|(_, receipt)| receipt.clone()).collect();
+            let asked = Instant::now();
             let answers = self.source.extend(receipts, lease).await?;
             let mut entries = self.entries();
-            for ((id, receipt), _) in some.iter().zip(answers).filter(|(_, answer)| *answer == Settled::Stale)
-            {
+            for ((id, receipt), answer) in some.iter().zip(answers) {
                 // One that is being settled, or has come again meanwhile, is not lost.
                 let entry = entries.held.get_mut(id);
-                if let Some(entry) = entry.filter(|entry| !entry.settling && entry.receipt == *receipt) {
+                let Some(entry) = entry.filter(|entry| !entry.settling && entry.receipt == *receipt) else {
+                    continue;
+                };
+                if answer == Settled::Stale {
                     lost += usize::from(!entry.lost);
                     entry.lost = true;
                     // Under the lock that guards the entry.
                     self.lost.fetch_add(1, Relaxed);
+                } else {
+                    entry.until = entry.until.max(after(asked, lease));
                 }
             }
         }
+        let entries = self.entries();
+        let counting = entries.held.values().filter(|entry| !entry.settling && !entry.lost);
+        let first = counting.map(|entry| entry.until).min();
+        self.good_until.store(first.map_or(u64::MAX, |first| self.millis(first)), Relaxed);
         Ok(lost)
     }
 
@@ -321,10 +364,13 @@ impl Held {
         self.send(disposal);
     }
 
-    /// Whether the source has given it to somebody else, as far as is known.
+    /// Whether the source has given it to somebody else, as far as is known, or may have: its lease could not be renewed in time.
     pub(crate) fn is_lost(&self) -> bool {
-        self.ledger.lost.load(Relaxed) > 0
-            && self.ledger.entries().held.get(&self.id).is_some_and(|entry| entry.lost)
+        let (ledger, now) = (&self.ledger, Instant::now());
+        if ledger.lost.load(Relaxed) == 0 && ledger.millis(now) < ledger.good_until.load(Relaxed) {
+            return false;
+        }
+        ledger.entries().held.get(&self.id).is_some_and(|entry| entry.lost || now >= entry.until)
     }
 
     /// It is a copy: what is to be settled is elsewhere.
@@ -433,5 +479,74 @@ async fn send(
             Err((settlements, SourceError::Broken(counts)))
         }
         Err(error) => Err((settlements, error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+    use futures_util::future::BoxFuture;
+
+    use super::*;
+    use crate::source::{Depth, Wants};
+
+    const LEASE: Duration = Duration::from_secs(30);
+
+    /// Can be reached or not.
+    struct Fake(AtomicBool);
+
+    impl Source for Fake {
+        fn name(&self) -> &str {
+            "fake"
+        }
+
+        fn claim(&self, _: Wants) -> BoxFuture<'_, Result<Vec<Delivery>, SourceError>> {
+            std::future::ready(Ok(Vec::new())).boxed()
+        }
+
+        fn settle(&self, all: Vec<(Receipt, Disposal)>) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
+            std::future::ready(Ok(vec![Settled::Settled; all.len()])).boxed()
+        }
+
+        fn extend(&self, all: Vec<Receipt>, _: Duration) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
+            let answer = match self.0.load(Relaxed) {
+                true => Ok(vec![Settled::Settled; all.len()]),
+                false => Err(SourceError::Unavailable("away".to_owned())),
+            };
+            std::future::ready(answer).boxed()
+        }
+
+        fn depth(&self) -> BoxFuture<'_, Result<Depth, SourceError>> {
+            std::future::ready(Ok(Depth::default())).boxed()
+        }
+    }
+
+    fn delivery(id: DeliveryId) -> Delivery {
+        let (receipt, text) = (Receipt(id.to_string().into()), b"".as_slice().into());
+        Delivery { id, receipt, group: None, text, attempt: 1 }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_cannot_be_renewed_is_lost_when_its_time_is_up() {
+        let source = Arc::new(Fake(AtomicBool::new(true)));
+        let (ledger, _settler) = Ledger::open(Arc::clone(&source) as _);
+        ledger.begin_claim(LEASE);
+        // A claim that waits for longer than the lease brings deliveries that are good all the same.
+        tokio::time::advance(LEASE * 2).await;
+        let first = ledger.take(&delivery(1), None).unwrap();
+        assert!(!first.is_lost());
+        tokio::time::advance(LEASE / 3).await;
+        assert_eq!(ledger.renew(LEASE).await, Ok(0));
+        source.0.store(false, Relaxed);
+        ledger.begin_claim(LEASE);
+        let second = ledger.take(&delivery(2), None).unwrap();
+        tokio::time::advance(LEASE / 2).await;
+        assert!(ledger.renew(LEASE).await.is_err());
+        assert!(!first.is_lost() && !second.is_lost(), "there is time left");
+        tokio::time::advance(LEASE / 2).await;
+        assert!(first.is_lost() && second.is_lost());
+        source.0.store(true, Relaxed);
+        assert_eq!(ledger.renew(LEASE).await, Ok(0));
+        assert!(!first.is_lost() && !second.is_lost(), "the source says that they are still ours");
     }
 }

@@ -2,6 +2,8 @@
 //!
 //! It asks the brokers themselves, one after the other, and changes nothing. The service need not run.
 
+use std::time::Duration;
+
 use anyhow::Context as _;
 use laneway_router::config::Config;
 use laneway_router::source::broker::{Broker, Examination, Finding, Level, Role};
@@ -10,6 +12,12 @@ use serde_json::{Value, json};
 use super::config::{Layered, bad};
 use crate::exit::Failure;
 use crate::table::{self, count, printable};
+
+/// A broker that has not answered all questions after this time is passed over.
+const EXAMINATION: Duration = Duration::from_secs(30);
+
+/// What to do about that.
+const MEND: &str = "see whether the address is right, whether the broker runs, and what is between";
 
 /// What `laneway doctor` can be told.
 #[derive(clap::Args)]
@@ -70,7 +78,12 @@ async fn examine_all(config: &Config) -> Vec<(About, Finding)> {
 async fn examine(config: &Config, role: Role, name: &str, broker: &dyn Broker) -> Vec<Finding> {
     let examination =
         Examination { name: name.into(), role, lease: config.lease, attempt: config.mediator.http.timeout };
-    broker.examine(&examination).await
+    match tokio::time::timeout(EXAMINATION, broker.examine(&examination)).await {
+        Ok(findings) => findings,
+        Err(_) => {
+            vec![Finding::error(format!("it has not answered within {} s", EXAMINATION.as_secs()), MEND)]
+        }
+    }
 }
 
 fn word(level: Level) -> &'static str {

@@ -15,6 +15,9 @@ use crate::source::sink::{Outgoing, Published, Sink, SinkError};
 /// How long a message waits whose broker is not there. This costs no attempt: it is not the message's failure.
 const ABSENT: Duration = Duration::from_secs(1);
 
+/// The same where somebody has to do something about it first: a queue that is not there, a permission that is missing.
+const BROKEN: Duration = Duration::from_secs(10);
+
 /// The sinks by name, and the time that one publication may take.
 #[derive(Clone)]
 pub struct Sinks {
@@ -61,7 +64,7 @@ impl Sinks {
         match publishing.await {
             Err(_) => absent(format!("{target} did not answer within {:?}", self.timeout)),
             Ok(Err(SinkError::Unavailable(reason))) => absent(reason),
-            Ok(Err(SinkError::Broken(reason))) => Verdict::Again { delay: None, reason },
+            Ok(Err(SinkError::Broken(reason))) => Verdict::Wait { delay: BROKEN, reason },
             Ok(Ok(answers)) => match answers.into_iter().next() {
                 Some(Published::Accepted { .. }) => Verdict::Done,
                 Some(Published::Refused { reason }) => Verdict::Final { reason },
@@ -146,7 +149,8 @@ mod tests {
         let absent = Err(SinkError::Unavailable("no connection".to_owned()));
         assert!(matches!(verdict(absent, "next").await.0, Verdict::Wait { .. }), "costs no attempt");
         let broken = Err(SinkError::Broken("no such queue".to_owned()));
-        assert!(matches!(verdict(broken, "next").await.0, Verdict::Again { .. }));
+        let broken = verdict(broken, "next").await.0;
+        assert!(matches!(broken, Verdict::Wait { delay: BROKEN, .. }), "nor does this, but it takes longer");
         assert!(matches!(verdict(Ok(Vec::new()), "next").await.0, Verdict::Again { .. }));
     }
 }

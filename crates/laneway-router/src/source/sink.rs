@@ -86,7 +86,7 @@ pub trait Sink: Send + Sync + 'static {
     }
 }
 
-/// A sink as it is configured, opened when it is first needed, and again after its broker was not there.
+/// A sink as it is configured, opened when it is first needed, and again after its broker was not there, or it has broken.
 pub struct ConfiguredSink {
     name: Arc<str>,
     broker: Arc<dyn Broker>,
@@ -132,6 +132,14 @@ impl ConfiguredSink {
         self.open.store(Some(Arc::new(Arc::clone(&sink))));
         Ok(sink)
     }
+
+    /// The next one who publishes opens it again, unless that has been done. Whoever is publishing over the old one keeps it until then.
+    fn give_up(&self, sink: &Arc<dyn Sink>) {
+        let open = self.open.load();
+        if open.as_ref().is_some_and(|open| Arc::ptr_eq(&**open, sink)) {
+            self.open.compare_and_swap(&*open, None);
+        }
+    }
 }
 
 impl Sink for ConfiguredSink {
@@ -140,7 +148,15 @@ impl Sink for ConfiguredSink {
     }
 
     fn publish(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Published>, SinkError>> {
-        async move { self.opened().await?.publish(batch).await }.boxed()
+        async move {
+            let sink = self.opened().await?;
+            let published = sink.publish(batch).await;
+            if matches!(published, Err(SinkError::Broken(_))) {
+                self.give_up(&sink);
+            }
+            published
+        }
+        .boxed()
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

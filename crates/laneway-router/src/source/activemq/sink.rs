@@ -57,6 +57,17 @@ impl ActiveSink {
         Ok(Link { sender, reader })
     }
 
+    /// The connection, made anew if it has ended, and by what to recognise it.
+    async fn linked(&self) -> Result<(Sender, tokio::task::Id), SinkError> {
+        let mut link = self.link.lock().await;
+        link.take_if(|link| link.reader.is_finished());
+        if link.is_none() {
+            *link = Some(self.connect().await?);
+        }
+        let link = link.as_ref().expect("it is there, or was made just now");
+        Ok((link.sender.clone(), link.reader.id()))
+    }
+
     fn frame(&self, outgoing: &Outgoing) -> Frame {
         let group = outgoing.group.as_deref().map(|group| (self.settings.group_header.as_str(), group));
         let mut frame = send_frame(&self.settings.queue, group, &outgoing.text);
@@ -87,13 +98,10 @@ impl Sink for ActiveSink {
                     }
                 });
             }
-            let mut link = self.link.lock().await;
-            if link.as_ref().is_none_or(|link| link.reader.is_finished()) {
-                *link = Some(self.connect().await?);
-            }
-            let sender = link.as_ref().map(|link| link.sender.clone()).expect("it was made just now");
+            let (sender, number) = self.linked().await?;
+            // Without the lock: another batch need not wait for the answer to this one.
             if let Err(failure) = sender.ask(frames).await {
-                *link = None;
+                self.link.lock().await.take_if(|link| link.reader.id() == number);
                 return Err(failed(self.settings.explain("publish", &failure)));
             }
             Ok(answers)

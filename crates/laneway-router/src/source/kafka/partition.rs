@@ -103,6 +103,11 @@ impl Partition {
         self.index.len()
     }
 
+    /// Whether nothing was finished since the last commit that the broker has confirmed.
+    pub(super) fn is_all_confirmed(&self) -> bool {
+        self.unconfirmed.is_empty()
+    }
+
     /// Records that are claimed.
     pub(super) fn out(&self) -> usize {
         self.index.out()

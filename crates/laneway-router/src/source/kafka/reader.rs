@@ -37,7 +37,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use super::offsets::Commit;
 use super::partition::{Begun, Named, Partition, Record};
 use super::writer::Letters;
-use super::{KafkaSettings, trouble};
+use super::{Begin, KafkaSettings, trouble};
 use crate::source::embedded::index::{ConsumerId, Millis};
 use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
 
@@ -107,6 +107,8 @@ struct Numbers {
 /// What the threads and the tasks share.
 struct Shared {
     topic: String,
+    /// What was there before anybody read is not wanted.
+    latest: bool,
     drain: Duration,
     window: i64,
     records_max: usize,
@@ -121,6 +123,9 @@ struct Shared {
     /// Held from reading what is finished until the broker has answered, so that an older commit never follows a newer one.
     committing: Mutex<()>,
 }
+
+/// A partition that becomes ours, and what was committed last.
+type Entered = (i32, Option<Commit>);
 
 #[derive(Default)]
 struct State {
@@ -361,6 +366,7 @@ impl Shared {
     fn new(settings: &KafkaSettings) -> Self {
         Shared {
             topic: settings.topic.clone(),
+            latest: settings.begin == Begin::Latest,
             drain: settings.drain,
             window: settings.window,
             records_max: settings.records_max,
@@ -637,6 +643,7 @@ impl Shared {
         for number in numbers {
             if let Some(partition) = state.partitions.remove(number)
                 && is_confirmed
+                && partition.is_all_confirmed()
             {
                 state.gone.push_back(partition.tag);
             }
@@ -648,11 +655,28 @@ impl Shared {
         self.tell_all();
     }
 
+    /// Whoever begins with the latest commits the end of a partition of which nothing is committed. Otherwise what comes while nobody reads it would be
+    /// passed over as well, until the first record is finished.
+    fn begun(&self, client: &Client, mut commits: Vec<Entered>) -> Result<Vec<Entered>, SourceError> {
+        let explained = |error: KafkaError| trouble(&self.topic, &error);
+        let mut list = TopicPartitionList::new();
+        for (number, commit) in commits.iter_mut().filter(|(_, commit)| self.latest && commit.is_none()) {
+            let (_, end) = client.fetch_watermarks(&self.topic, *number, ANSWER).map_err(explained)?;
+            list.add_partition_offset(&self.topic, *number, Offset::Offset(end)).map_err(explained)?;
+            *commit = Some(Commit { offset: end, text: String::new() });
+        }
+        if list.count() > 0 {
+            client.commit(&list, CommitMode::Sync).map_err(explained)?;
+        }
+        Ok(commits)
+    }
+
     /// Finds out what is finished in partitions that become ours. Nothing of them is read before that is known.
     fn enter(&self, client: &Client, numbers: &[i32]) {
         let deadline = std::time::Instant::now() + LOADING;
         let commits = loop {
-            match committed(client, &self.topic, numbers) {
+            let commits = committed(client, &self.topic, numbers);
+            match commits.and_then(|commits| self.begun(client, commits)) {
                 Ok(commits) => break commits,
                 Err(error) => {
                     let mut state = self.lock();
@@ -720,11 +744,7 @@ fn listed(topic: &str, numbers: &[i32]) -> TopicPartitionList {
 }
 
 /// What was committed for these partitions, if anything.
-fn committed(
-    client: &Client,
-    topic: &str,
-    numbers: &[i32],
-) -> Result<Vec<(i32, Option<Commit>)>, SourceError> {
+fn committed(client: &Client, topic: &str, numbers: &[i32]) -> Result<Vec<Entered>, SourceError> {
     let answer =
         client.committed_offsets(listed(topic, numbers), ANSWER).map_err(|error| trouble(topic, &error))?;
     let mut commits = Vec::new();

@@ -6,15 +6,16 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, DefaultConsumerContext};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, OwnedHeaders};
-use rdkafka::producer::{FutureProducer, FutureRecord};
+use rdkafka::producer::{FutureProducer, FutureRecord, Producer};
 use rdkafka::util::Timeout;
 
 use super::partition::{Named, Record};
@@ -31,12 +32,19 @@ const REASON: &str = "laneway-reason";
 /// Where a dead letter was: topic, partition and offset.
 const ORIGIN: &str = "laneway-origin";
 
+/// A dead letter was too long for its topic, so it has no text: the whole record is where this says, as long as that topic keeps it.
+const OMITTED: &str = "laneway-text-omitted";
+
+/// A reason is not longer than this.
+const REASON_BYTES_MAX: usize = 1_024;
+
 /// What the publisher calls a message.
 const ID: &str = "laneway-message-id";
 
 /// The producer of dead letters.
 pub(super) struct Letters {
-    producer: FutureProducer,
+    config: ClientConfig,
+    producer: Mutex<FutureProducer>,
     topic: String,
     dead_letters: String,
     quarantine: String,
@@ -44,10 +52,22 @@ pub(super) struct Letters {
 
 impl Letters {
     pub(super) fn new(settings: &KafkaSettings) -> Result<Self, SourceError> {
-        let config = settings.producer_config();
+        let mut config = settings.producer_config();
+        // The topic's own bound is what counts: whatever could be read is sent.
+        config.set("message.max.bytes", "1000000000");
         let producer = config.create().map_err(|error| trouble(&settings.dead_letters(), &error))?;
         let (topic, dead_letters) = (settings.topic.clone(), settings.dead_letters());
-        Ok(Letters { producer, topic, dead_letters, quarantine: settings.quarantine() })
+        let producer = Mutex::new(producer);
+        Ok(Letters { config, producer, topic, dead_letters, quarantine: settings.quarantine() })
+    }
+
+    /// The producer, made anew after an error behind which it takes nothing any more.
+    fn producer(&self) -> Result<FutureProducer, KafkaError> {
+        let mut producer = self.producer.lock().unwrap_or_else(PoisonError::into_inner);
+        if producer.client().fatal_error().is_some() {
+            *producer = self.config.create()?;
+        }
+        Ok(producer.clone())
     }
 
     pub(super) fn dead_letters(&self) -> &str {
@@ -72,15 +92,38 @@ impl Letters {
         };
         let origin = format!("{}/{}/{}", self.topic, named.partition, named.offset);
         let headers = OwnedHeaders::new()
-            .insert(Header { key: REASON, value: Some(reason) })
+            .insert(Header { key: REASON, value: Some(short(reason)) })
             .insert(Header { key: ORIGIN, value: Some(&origin) });
-        let mut letter = FutureRecord::<[u8], [u8]>::to(topic).payload(&record.text[..]).headers(headers);
-        if let Some(key) = &record.key {
+        let sent = self.send(topic, record.key.as_deref(), &record.text, headers.clone()).await;
+        let sent = match sent {
+            Err(error) if error.rdkafka_error_code() == Some(RDKafkaErrorCode::MessageSizeTooLarge) => {
+                let headers = headers.insert(Header { key: OMITTED, value: Some(&origin) });
+                self.send(topic, record.key.as_deref(), &[], headers).await
+            }
+            sent => sent,
+        };
+        sent.map_err(|error| trouble(topic, &error))
+    }
+
+    async fn send(
+        &self,
+        topic: &str,
+        key: Option<&[u8]>,
+        text: &[u8],
+        headers: OwnedHeaders,
+    ) -> Result<(), KafkaError> {
+        let mut letter = FutureRecord::<[u8], [u8]>::to(topic).payload(text).headers(headers);
+        if let Some(key) = key {
             letter = letter.key(key);
         }
-        let sent = self.producer.send(letter, Timeout::After(PLACE)).await;
-        sent.map(drop).map_err(|(error, _)| trouble(topic, &error))
+        let sent = self.producer()?.send(letter, Timeout::After(PLACE)).await;
+        sent.map(drop).map_err(|(error, _)| error)
     }
+}
+
+/// A reason, as much of it as there is room for.
+fn short(reason: &str) -> &str {
+    &reason[..reason.floor_char_boundary(REASON_BYTES_MAX)]
 }
 
 /// A topic to publish to.

@@ -128,8 +128,11 @@ impl Keeper {
         let tick = (lease / 6).min(self.shared.settings.release_after / 2).max(Duration::from_millis(20));
         let mut closing = self.shared.closing.subscribe();
         // What is there already has to be known before anything is taken: a key that was not seen looks free.
-        self.catch_up().await;
-        self.sweep().await;
+        let mut closed = self.shared.closing.subscribe();
+        tokio::select! {
+            () = async { self.catch_up().await; self.sweep().await; } => {}
+            () = async { drop(closed.wait_for(|closing| *closing).await) } => {}
+        }
         while !*closing.borrow() {
             tokio::select! {
                 entry = watch.next() => self.note(entry, &mut watch).await,
@@ -279,10 +282,13 @@ impl Keeper {
         let renewed = match self.bucket.update(&key, written(&owned.tenant), owned.revision).await {
             Ok(revision) => Renewed::Until(revision),
             Err(error) if error.kind() == UpdateErrorKind::WrongLastRevision => {
-                // An answer that was lost may have left us with an old revision.
+                // An answer that was lost may have left us with an old revision. When that was written nobody knows, so it is written again.
                 match self.bucket.entry(&key).await {
                     Ok(Some(entry)) if tenant(&entry).as_ref() == Some(&owned.tenant) => {
-                        Renewed::Until(entry.revision)
+                        match self.bucket.update(&key, written(&owned.tenant), entry.revision).await {
+                            Ok(revision) => Renewed::Until(revision),
+                            Err(error) => Renewed::Unknown(format!("cannot renew the leases: {error}")),
+                        }
                     }
                     Ok(_) => Renewed::Lost,
                     Err(error) => Renewed::Unknown(format!("cannot read the leases: {error}")),
@@ -333,12 +339,20 @@ impl Keeper {
         for number in interrupted {
             let Some(owned) = self.owned.get(&number) else { continue };
             let (revision, before) = (owned.revision, owned.tenant.consumer.clone());
-            match self.occupy(number, revision, Some(&before)).await {
+            match self.occupy(number, revision, Some(&before), true).await {
                 Ok(owned) => {
                     self.owned.insert(number, owned);
                 }
                 Err(Occupied::Taken) => self.lose(number),
                 Err(Occupied::Trouble(error)) => self.trouble = Some(error),
+                Err(Occupied::Unread { tenant, revision, began, error }) => {
+                    self.trouble = Some(error);
+                    if let Some(owned) = self.owned.get_mut(&number) {
+                        (owned.tenant, owned.revision, owned.renewed) = (tenant, revision, began);
+                        owned.interrupted = true;
+                    }
+                    self.shared.state().held_until(number, began + self.shared.settings.owner_lease);
+                }
             }
         }
     }
@@ -358,14 +372,14 @@ impl Keeper {
             }
             let revision = seen.map_or(0, |seen| seen.revision);
             let before = seen.and_then(|seen| seen.value.as_ref()).map(|tenant| tenant.consumer.clone());
-            match self.occupy(number, revision, before.as_deref()).await {
+            match self.occupy(number, revision, before.as_deref(), false).await {
                 Ok(owned) => {
                     self.succeeded = true;
                     self.owned.insert(number, owned);
                 }
                 // The watch will say whose it is; but a key that has gone says nothing.
                 Err(Occupied::Taken) => self.look_again(number).await,
-                Err(Occupied::Trouble(error)) => {
+                Err(Occupied::Trouble(error) | Occupied::Unread { error, .. }) => {
                     self.trouble = Some(error);
                     return;
                 }
@@ -381,8 +395,14 @@ impl Keeper {
         }
     }
 
-    /// Writes our name over a revision, and begins to read with a consumer of our own.
-    async fn occupy(&self, number: usize, over: u64, before: Option<&str>) -> Result<Owned, Occupied> {
+    /// Writes our name over a revision, and begins to read with a consumer of our own: of a partition that is free, or anew of one that is ours.
+    async fn occupy(
+        &self,
+        number: usize,
+        over: u64,
+        before: Option<&str>,
+        anew: bool,
+    ) -> Result<Owned, Occupied> {
         let consumer = format!("laneway-{number}-{over}-{:08x}", fastrand::u32(..));
         let tenant = Tenant { instance: self.instance.clone(), consumer: consumer.clone() };
         let began = Instant::now();
@@ -396,9 +416,16 @@ impl Keeper {
         let (reader, pending) = match self.begin_reading(number, over, &consumer, before).await {
             Ok(begun) => begun,
             Err(error) => {
-                // So that somebody else, or we, can try at once.
-                let _ = self.bucket.update(partition_key(number), Default::default(), revision).await;
-                return Err(error);
+                if !anew {
+                    // So that somebody else, or we, can try at once.
+                    let _ = self.bucket.update(partition_key(number), Default::default(), revision).await;
+                    return Err(error);
+                }
+                // Calls of ours may be under way, so nobody else is to begin before the lease has run out.
+                return Err(match error {
+                    Occupied::Trouble(error) => Occupied::Unread { tenant, revision, began, error },
+                    error => error,
+                });
             }
         };
         if began.elapsed() >= self.shared.settings.owner_lease / 3 {
@@ -495,6 +522,13 @@ enum Occupied {
     /// Somebody else was faster.
     Taken,
     Trouble(String),
+    /// It is ours as it was, under another name, but cannot be read yet.
+    Unread {
+        tenant: Tenant,
+        revision: u64,
+        began: Instant,
+        error: String,
+    },
 }
 
 fn written(tenant: &Tenant) -> bytes::Bytes {

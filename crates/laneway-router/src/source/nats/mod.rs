@@ -142,11 +142,17 @@ pub enum Credentials {
 
 /// A URL without the part in front of its host.
 fn without_user(url: &str) -> String {
-    let one = |url: &str| match url.split_once("://") {
-        Some((scheme, rest)) => format!("{scheme}://{}", rest.rsplit('@').next().unwrap_or_default()),
-        None => url.rsplit('@').next().unwrap_or_default().to_owned(),
-    };
-    url.split(',').map(one).collect::<Vec<_>>().join(",")
+    let mut shown = String::with_capacity(url.len());
+    let mut rest = url;
+    // The next scheme is where the next server begins: a comma may also be part of a password.
+    while let Some((before, after)) = rest.split_once("://") {
+        shown.push_str(before.rsplit('@').next().unwrap_or_default());
+        shown.push_str("://");
+        let next = after.find("://").unwrap_or(after.len());
+        rest = after[..next].rfind('@').map_or(after, |at| &after[at + 1..]);
+    }
+    shown.push_str(rest.rsplit('@').next().unwrap_or_default());
+    shown
 }
 
 /// Reads a section of `laneway.sources` or `laneway.sinks`.

@@ -91,7 +91,10 @@ fn refusal(error: &PublishError) -> Result<Published, SinkError> {
     match error.kind() {
         PublishErrorKind::MaxPayloadExceeded => Ok(Published::Refused { reason: error.to_string() }),
         _ if too_long(error) => Ok(Published::Refused { reason: error.to_string() }),
-        PublishErrorKind::StreamNotFound => Err(SinkError::Broken(format!("the stream is gone: {error}"))),
+        // Also while the stream has no leader, which passes.
+        PublishErrorKind::StreamNotFound => {
+            Err(SinkError::Unavailable(format!("no stream has answered: {error}")))
+        }
         _ => Err(SinkError::Unavailable(format!("not published: {error}"))),
     }
 }

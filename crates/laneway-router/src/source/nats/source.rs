@@ -8,6 +8,7 @@ use std::time::Duration;
 use async_nats::client::{Client, RequestErrorKind};
 use async_nats::connection;
 use async_nats::header::NATS_MESSAGE_ID;
+use async_nats::jetstream::context::{PublishError, PublishErrorKind};
 use async_nats::jetstream::{self, stream};
 use async_nats::{HeaderMap, Subject};
 use futures_util::FutureExt;
@@ -23,6 +24,9 @@ use crate::source::{Delivery, DeliveryId, Depth, Disposal, Receipt, Settled, Sou
 
 /// How long a settlement waits for a partition that is being read anew, so that it can be told.
 const ANEW: Duration = Duration::from_secs(5);
+
+/// So much of a reason is written beside what is kept.
+const REASON_BYTES_MAX: usize = 1_024;
 
 /// How long the keeper may take to free what it holds, when the source is closed.
 const FAREWELL: Duration = Duration::from_secs(3);
@@ -389,16 +393,29 @@ impl NatsSource {
         if let Some(group) = &group {
             headers.insert(GROUP, encoded(group));
         }
-        headers.insert(REASON, encoded(reason));
         headers.insert(NATS_MESSAGE_ID, format!("{}.{id}.{word}", self.shared.settings.stream));
         let subject = format!("{}.{word}", self.shared.settings.subject);
         let text = bytes::Bytes::copy_from_slice(&text);
-        let published = self.shared.context.publish_with_headers(subject, headers, text).await;
-        let answered = match published {
-            Ok(answer) => answer.await.map(drop),
-            Err(error) => Err(error),
-        };
-        answered.map_err(|error| format!("cannot keep a message among the {word}: {error}"))
+        let mut with_reason = headers.clone();
+        with_reason.insert(REASON, encoded(&reason[..reason.floor_char_boundary(REASON_BYTES_MAX)]));
+        // Headers count as part of a message. Where there is no room for them the text goes alone: it has come, so it fits.
+        let mut kept = self.publish(subject.clone(), with_reason, text.clone()).await;
+        for fewer in [headers, HeaderMap::new()] {
+            let is_long = |error: &PublishError| error.kind() == PublishErrorKind::MaxPayloadExceeded;
+            if kept.as_ref().is_err_and(is_long) {
+                kept = self.publish(subject.clone(), fewer, text.clone()).await;
+            }
+        }
+        kept.map_err(|error| format!("cannot keep a message among the {word}: {error}"))
+    }
+
+    async fn publish(
+        &self,
+        subject: String,
+        headers: HeaderMap,
+        text: bytes::Bytes,
+    ) -> Result<(), PublishError> {
+        self.shared.context.publish_with_headers(subject, headers, text).await?.await.map(drop)
     }
 
     /// Tells the server, and waits for its answer.

@@ -76,8 +76,8 @@ impl Broker for Settings {
 
     fn open_source(&self, name: Arc<str>) -> BoxFuture<'_, Result<Arc<dyn Source>, SourceError>> {
         async move {
+            // The first claim sets it up: that may take longer than an opening may.
             let queue = self.opened(&name).map_err(SourceError::Broken)?;
-            queue.set_up().await?;
             Ok(Arc::new(queue) as Arc<dyn Source>)
         }
         .boxed()

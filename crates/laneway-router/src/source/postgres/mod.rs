@@ -35,6 +35,7 @@ pub use lease::PostgresLease;
 use std::collections::HashSet;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -161,6 +162,8 @@ struct Inner {
     place: String,
     /// Whether everything was there when it was last looked for. Held while it is being looked for.
     is_set_up: tokio::sync::Mutex<bool>,
+    /// Whether it ever was.
+    was_set_up: AtomicBool,
     /// Behind which group the next claim begins, and whether it begins with messages that have none.
     cursor: tokio::sync::Mutex<Cursor>,
     /// Told when there may be something to claim.
@@ -238,6 +241,7 @@ impl PostgresQueue {
                 statements,
                 place,
                 is_set_up: tokio::sync::Mutex::new(false),
+                was_set_up: AtomicBool::new(false),
                 cursor: tokio::sync::Mutex::default(),
                 wake: Arc::default(),
                 listener: Mutex::default(),
@@ -423,6 +427,7 @@ impl Inner {
             self.install(found).await?;
         }
         *is_set_up = true;
+        self.was_set_up.store(true, Relaxed);
         Ok(())
     }
 
@@ -968,6 +973,10 @@ impl Source for PostgresQueue {
 
     fn kind(&self) -> &'static str {
         "postgres"
+    }
+
+    fn is_open(&self) -> bool {
+        self.inner.was_set_up.load(Relaxed)
     }
 
     /// Lets go of all connections. Everything later is answered with [`SourceError::Closed`].

@@ -326,8 +326,14 @@ impl<T> Shelf<T> {
             self.items.iter().filter(|(_, item)| item.part == part).map(|(ticket, _)| *ticket).collect();
         lost.sort_unstable();
         for ticket in lost {
+            // Only what was out with us, and what lies before that, comes again as what it was. Of what had yet to go, another instance may have handed
+            // out the later ones before it comes here again, under greater identities.
+            let key = key(self.items[&ticket].group.as_ref(), ticket);
+            let was_out = self.groups[&key].leased.last().is_some_and(|last| ticket <= *last);
             let item = self.remove(ticket, now);
-            memory.remember(item.fingerprint, item.id);
+            if was_out {
+                memory.remember(item.fingerprint, item.id);
+            }
         }
     }
 
@@ -547,6 +553,7 @@ mod tests {
         assert_eq!(texts(&again), ["1", "2"]);
         assert_eq!(again[0].id, held[1].id);
         assert!(again[0].id < again[1].id && again[0].attempt == 2);
+        assert_eq!(again[1].id, 1_003, "it had never been out, so it is identified anew");
     }
 
     #[test]
