@@ -692,7 +692,7 @@ END
 $$;
 
 -- Tasks of workers that have not been heard of for so long, whatever their timeouts: such a worker is marked as stopped, and finds that it came
--- too late if it comes back.
+-- too late for them if it comes back. While the server was away nobody could be heard: silence counts from its start at the earliest.
 CREATE FUNCTION pgflow.requeue_tasks_of_dead_workers(dead_after interval DEFAULT '30 seconds') RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path TO pg_catalog, pg_temp SET jit TO off
 AS $$
@@ -703,7 +703,7 @@ BEGIN
         RAISE EXCEPTION 'a worker is not dead before a second has passed' USING ERRCODE = 'PF001';
     END IF;
     UPDATE pgflow.workers w SET stopped_at = clock_timestamp()
-    WHERE w.stopped_at IS NULL AND w.last_heartbeat_at < clock_timestamp() - dead_after;
+    WHERE w.stopped_at IS NULL AND greatest(w.last_heartbeat_at, pg_postmaster_start_time()) < clock_timestamp() - dead_after;
     SELECT array_agg(x.run_id) AS runs, array_agg(x.step_slug) AS steps, array_agg(x.task_index) AS indexes, array_agg(x.started_at) AS times
     INTO v_found FROM (
         SELECT t.run_id, t.step_slug, t.task_index, t.started_at
@@ -797,16 +797,19 @@ BEGIN
 END
 $$;
 
--- False: the worker is asked to stop, or was taken for dead.
+-- False: the worker is asked to stop. NULL: it is not known (any more), and has to start again. One that was taken for dead and is not goes on:
+-- its tasks were given to others, and that is all that it has lost.
 CREATE FUNCTION pgflow.heartbeat(worker_id uuid) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path TO pg_catalog, pg_temp
 AS $$
 DECLARE
     v_go_on boolean;
 BEGIN
-    UPDATE pgflow.workers w SET last_heartbeat_at = clock_timestamp() WHERE w.worker_id = heartbeat.worker_id
-    RETURNING w.deprecated_at IS NULL AND w.stopped_at IS NULL INTO v_go_on;
-    RETURN coalesce(v_go_on, false);
+    UPDATE pgflow.workers w
+    SET last_heartbeat_at = clock_timestamp(), stopped_at = CASE WHEN w.deprecated_at IS NOT NULL THEN w.stopped_at END
+    WHERE w.worker_id = heartbeat.worker_id
+    RETURNING w.deprecated_at IS NULL INTO v_go_on;
+    RETURN v_go_on;
 END
 $$;
 

@@ -232,10 +232,13 @@ pub(crate) async fn start_worker(
     Ok(())
 }
 
-/// Says that the worker lives. False: it is asked to stop.
-pub(crate) async fn heartbeat(executor: impl PgExecutor<'_>, worker: Uuid) -> Result<bool, FlowError> {
+/// Says that the worker lives. False: it is asked to stop. None: the database does not know it any more.
+pub(crate) async fn heartbeat(
+    executor: impl PgExecutor<'_>,
+    worker: Uuid,
+) -> Result<Option<bool>, FlowError> {
     let row = sqlx::query("SELECT pgflow.heartbeat($1)").bind(worker).fetch_one(executor).await?;
-    Ok(row.try_get::<Option<bool>, _>(0)?.unwrap_or(false))
+    Ok(row.try_get(0)?)
 }
 
 /// Says that the worker has ended.

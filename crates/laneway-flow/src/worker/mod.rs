@@ -265,11 +265,9 @@ impl WorkerBuilder {
             prepare(&self.pool, &program.definition, self.compile).await?;
         }
         let id = Uuid::new_v4();
-        let names: Vec<&str> = polled.iter().map(|queue| queue.name.as_str()).collect();
         let name = if self.name.is_empty() { list(self.flows.keys().map(String::as_str)) } else { self.name };
         // A worker of a hundred flows need not list them all.
         let name: String = name.chars().take(NAME_MAX).collect();
-        store::start_worker(&self.pool, id, &name, &names).await?;
         let (stop, stopped) = watch::channel(false);
         let batch_max = polled.iter().map(|queue| queue.batch).max().unwrap_or(1);
         let hand = Hand::new(polled.len(), self.settings.max_concurrent, batch_max);
@@ -279,6 +277,7 @@ impl WorkerBuilder {
             control: control(&self.pool),
             pool: self.pool,
             id,
+            name,
             flows: self.flows,
             slugs,
             queues: polled,
@@ -288,6 +287,7 @@ impl WorkerBuilder {
             stop,
             trouble: self.trouble,
         });
+        shared.register(&shared.pool).await?;
         let engine = engine(&shared, &settlements)?;
         let tasks =
             vec![tokio::spawn(heartbeat::beat(shared.clone())), tokio::spawn(poll::listen(shared.clone()))];
@@ -391,6 +391,8 @@ pub(crate) struct Shared {
     control: PgPool,
     /// Under which the database knows it.
     id: Uuid,
+    /// By which people know it.
+    name: String,
     /// By slug.
     flows: HashMap<String, Program>,
     /// Their slugs: a shared queue holds tasks of other flows, which are left to others.
@@ -406,6 +408,12 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// Makes the worker known.
+    async fn register(&self, pool: &PgPool) -> Result<(), FlowError> {
+        let queues: Vec<&str> = self.queues.iter().map(|queue| queue.name.as_str()).collect();
+        store::start_worker(pool, self.id, &self.name, &queues).await
+    }
+
     fn trouble(&self, what: &str) {
         (self.trouble)(what);
     }
@@ -495,6 +503,8 @@ impl Worker {
         self.settler.abort();
         let left = self.shared.hand.take_all();
         let handed_back = self.hand_back(&left).await;
+        // A sign of life after the goodbye would take it back.
+        self.tasks.iter().for_each(JoinHandle::abort);
         let pool = &self.shared.control;
         if let Err(error) = store::mark_worker_stopped(pool, self.shared.id).await {
             self.shared.trouble(&format!("the worker could not say goodbye: {error}"));
