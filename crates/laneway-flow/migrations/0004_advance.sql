@@ -494,14 +494,27 @@ BEGIN
 END
 $$;
 
--- Sends the tasks of these runs that were left without a message.
+-- Sends the tasks of these runs that were left without a message, to the queues that their steps have now: while a run waited for its turn
+-- they may have been routed elsewhere, or taken in hand.
 CREATE FUNCTION pgflow._resume(p_run_ids uuid[]) RETURNS void
-LANGUAGE sql VOLATILE SET search_path TO pg_catalog, pg_temp
+LANGUAGE plpgsql VOLATILE SET search_path TO pg_catalog, pg_temp
 AS $$
-    SELECT pgflow._send_again(t.queue, array_agg(t.run_id), array_agg(t.step_slug), array_agg(t.task_index), array_agg(0))
-    FROM pgflow.step_tasks t
-    WHERE t.run_id = ANY (p_run_ids) AND t.status = 'queued' AND t.message_id IS NULL AND t.queue IS NOT NULL
-    GROUP BY t.queue ORDER BY t.queue
+BEGIN
+    UPDATE pgflow.step_tasks t
+    SET status = 'started', queue = NULL, attempts_count = 1, started_at = greatest(clock_timestamp(), t.queued_at)
+    FROM pgflow.steps p, pgflow.flows f
+    WHERE t.run_id = ANY (p_run_ids) AND t.status = 'queued' AND t.message_id IS NULL
+      AND p.flow_slug = t.flow_slug AND p.step_slug = t.step_slug AND f.flow_slug = t.flow_slug
+      AND pgflow._resolve_queue(p.queue, f.queue, f.flow_slug) IS NULL;
+    PERFORM pgflow._send_again(x.queue, x.runs, x.steps, x.indexes, x.delays) FROM (
+        SELECT pgflow._resolve_queue(p.queue, f.queue, f.flow_slug) AS queue, array_agg(t.run_id) AS runs, array_agg(t.step_slug) AS steps,
+            array_agg(t.task_index) AS indexes, array_agg(0) AS delays
+        FROM pgflow.step_tasks t
+        JOIN pgflow.steps p ON p.flow_slug = t.flow_slug AND p.step_slug = t.step_slug
+        JOIN pgflow.flows f ON f.flow_slug = t.flow_slug
+        WHERE t.run_id = ANY (p_run_ids) AND t.status = 'queued' AND t.message_id IS NULL
+        GROUP BY 1 ORDER BY 1) x;
+END
 $$;
 
 -- All that can happen without a worker, until nothing more does. A round that decides something finishes a step at least, so there are

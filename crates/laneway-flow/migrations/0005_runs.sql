@@ -273,14 +273,16 @@ BEGIN
         WHERE t.run_id = v_run.run_id AND t.status = 'failed' AND t.message_id IS NOT NULL
           AND (s.status = 'failed' OR s.skip_reason IN ('run_failed', 'run_cancelled'))
         GROUP BY t.queue ORDER BY t.queue) x;
-    -- Tasks that were made and not completed wait again. Those by hand are in somebody's hands again.
+    -- Tasks that were made and not completed wait again, where their step sends them now. Those by hand are in somebody's hands again.
     UPDATE pgflow.step_tasks t
-    SET status = CASE WHEN t.queue IS NULL THEN 'started' ELSE 'queued' END,
-        attempts_count = CASE WHEN t.queue IS NULL THEN 1 ELSE 0 END,
-        queued_at = v_at, started_at = CASE WHEN t.queue IS NULL THEN v_at END,
-        message_id = NULL, error_message = NULL, failed_at = NULL, requeued_count = 0, permanently_stalled_at = NULL, extended_until = NULL
-    FROM pgflow.step_states s
-    WHERE t.run_id = v_run.run_id AND t.status = 'failed' AND s.run_id = t.run_id AND s.step_slug = t.step_slug
+    SET status = CASE WHEN n.queue IS NULL THEN 'started' ELSE 'queued' END,
+        attempts_count = CASE WHEN n.queue IS NULL THEN 1 ELSE 0 END,
+        queued_at = v_at, started_at = CASE WHEN n.queue IS NULL THEN v_at END,
+        queue = n.queue, message_id = NULL, error_message = NULL, failed_at = NULL, requeued_count = 0, permanently_stalled_at = NULL, extended_until = NULL
+    FROM pgflow.step_states s, (
+        SELECT p.step_slug, pgflow._resolve_queue(p.queue, f.queue, f.flow_slug) AS queue
+        FROM pgflow.steps p JOIN pgflow.flows f ON f.flow_slug = p.flow_slug WHERE p.flow_slug = v_run.flow_slug) n
+    WHERE t.run_id = v_run.run_id AND t.status = 'failed' AND s.run_id = t.run_id AND s.step_slug = t.step_slug AND n.step_slug = t.step_slug
       AND (s.status = 'failed' OR s.skip_reason IN ('run_failed', 'run_cancelled'));
     UPDATE pgflow.step_states s
     SET status = CASE WHEN x.tasks > 0 THEN 'started' ELSE 'created' END,
