@@ -323,7 +323,7 @@ BEGIN
 END
 $$;
 
--- Runs that have no step before them are completed. Their output is that of the steps that nothing depends on.
+-- Runs that have no step before them are completed. Their output is that of the steps that nothing of the run depends on.
 CREATE FUNCTION pgflow._complete_runs(p_run_ids uuid[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path TO pg_catalog, pg_temp
 AS $$
@@ -336,7 +336,8 @@ BEGIN
             SELECT coalesce(jsonb_object_agg(s.step_slug, s.output), '{}')
             FROM pgflow.step_states s
             WHERE s.run_id = r.run_id AND s.status = 'completed'
-              AND NOT EXISTS (SELECT FROM pgflow.deps d WHERE d.flow_slug = s.flow_slug AND d.dep_slug = s.step_slug))
+              AND NOT EXISTS (SELECT FROM pgflow.deps d JOIN pgflow.step_states c ON c.run_id = s.run_id AND c.step_slug = d.step_slug
+                  WHERE d.flow_slug = s.flow_slug AND d.dep_slug = s.step_slug))
         WHERE r.run_id = ANY (p_run_ids) AND r.status = 'started' AND r.remaining_steps = 0
         RETURNING r.run_id, r.flow_slug
     )

@@ -284,6 +284,7 @@ BEGIN
             row_number() OVER (PARTITION BY u.run_id, u.step_slug, u.task_index ORDER BY u.place) AS again,
             p.step_type = 'single' AND EXISTS (
                 SELECT FROM pgflow.deps d JOIN pgflow.steps c ON c.flow_slug = d.flow_slug AND c.step_slug = d.step_slug
+                JOIN pgflow.step_states cs ON cs.run_id = t.run_id AND cs.step_slug = d.step_slug
                 WHERE d.flow_slug = t.flow_slug AND d.dep_slug = t.step_slug AND c.step_type = 'map') AS feeds_map
         FROM unnest(p_run_ids, p_step_slugs, p_task_indexes, p_outputs, p_attempts)
             WITH ORDINALITY u(run_id, step_slug, task_index, output, attempt, place)
