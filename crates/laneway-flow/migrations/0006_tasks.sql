@@ -517,8 +517,9 @@ BEGIN
 END
 $$;
 
--- Hands back tasks that were started and not worked on: the attempt does not count. Returns how many there were.
-CREATE FUNCTION pgflow.release_tasks(p_run_ids uuid[], p_step_slugs text[], p_task_indexes integer[], p_attempts integer[] DEFAULT NULL) RETURNS integer
+-- Hands back tasks that were started and not worked on: the attempt does not count. Others see them after the delay. Returns how many there were.
+CREATE FUNCTION pgflow.release_tasks(p_run_ids uuid[], p_step_slugs text[], p_task_indexes integer[], p_attempts integer[] DEFAULT NULL,
+    p_delay integer DEFAULT 0) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path TO pg_catalog, pg_temp SET plan_cache_mode TO force_generic_plan SET enable_seqscan TO off SET jit TO off
 AS $$
@@ -528,6 +529,9 @@ DECLARE
 BEGIN
     PERFORM pgflow._require_equal_lengths('release_tasks', cardinality(p_run_ids), cardinality(p_step_slugs), cardinality(p_task_indexes),
         coalesce(cardinality(p_attempts), cardinality(p_run_ids)));
+    IF p_delay IS NULL OR p_delay NOT BETWEEN 0 AND 86400 THEN
+        RAISE EXCEPTION 'release_tasks takes a delay of 0 to 86400 seconds' USING ERRCODE = 'PF001';
+    END IF;
     PERFORM 1 FROM pgflow.runs r WHERE r.run_id = ANY (p_run_ids) AND r.status = 'started' ORDER BY r.run_id FOR UPDATE;
     FOR v_group IN
         SELECT t.queue, array_agg(t.run_id) AS runs, array_agg(t.step_slug) AS steps, array_agg(t.task_index) AS indexes
@@ -536,7 +540,7 @@ BEGIN
         WHERE t.status = 'started' AND (u.attempt IS NULL OR u.attempt = t.attempts_count) AND t.queue IS NOT NULL GROUP BY t.queue ORDER BY t.queue
     LOOP
         PERFORM pgflow._requeue(v_group.queue, v_group.runs, v_group.steps, v_group.indexes,
-            array_fill(0, ARRAY[cardinality(v_group.runs)]), array_fill(NULL::text, ARRAY[cardinality(v_group.runs)]), true);
+            array_fill(p_delay, ARRAY[cardinality(v_group.runs)]), array_fill(NULL::text, ARRAY[cardinality(v_group.runs)]), true);
         v_count := v_count + cardinality(v_group.runs);
     END LOOP;
     RETURN v_count;

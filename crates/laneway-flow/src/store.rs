@@ -167,16 +167,21 @@ pub(crate) async fn fail_tasks(
     rows.iter().map(outcome).collect()
 }
 
-/// Hands tasks back that were not begun, or not finished: visible to others at once, the attempt does not count.
-pub(crate) async fn release_tasks(executor: impl PgExecutor<'_>, tasks: &TaskRows) -> Result<i32, FlowError> {
+/// Hands tasks back that were not begun, or not finished: visible to others after so many seconds, the attempt does not count.
+pub(crate) async fn release_tasks(
+    executor: impl PgExecutor<'_>,
+    tasks: &TaskRows,
+    delay_seconds: i32,
+) -> Result<i32, FlowError> {
     if tasks.is_empty() {
         return Ok(0);
     }
-    let row = sqlx::query("SELECT pgflow.release_tasks($1, $2, $3, $4)")
+    let row = sqlx::query("SELECT pgflow.release_tasks($1, $2, $3, $4, $5)")
         .bind(&tasks.runs)
         .bind(&tasks.steps)
         .bind(&tasks.indexes)
         .bind(&tasks.attempts)
+        .bind(delay_seconds)
         .fetch_one(executor)
         .await?;
     Ok(row.try_get(0)?)

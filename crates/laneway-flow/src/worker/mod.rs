@@ -514,7 +514,7 @@ impl Worker {
 
     async fn hand_back(&self, tasks: &[Arc<Task>]) -> usize {
         let rows: TaskRows = tasks.iter().map(|task| &**task).collect();
-        match store::release_tasks(&self.shared.control, &rows).await {
+        match store::release_tasks(&self.shared.control, &rows, 0).await {
             Ok(count) => usize::try_from(count).unwrap_or(0),
             Err(error) => {
                 let count = tasks.len();
