@@ -320,8 +320,11 @@ fn control(pool: &PgPool) -> PgPool {
     options.connect_lazy_with((*pool.connect_options()).clone())
 }
 
-/// How long a stop waits for the last call of the database.
+/// How long a stop waits for the last calls of the database.
 const FLUSH: Duration = Duration::from_secs(30);
+
+/// How long it waits for a read that has begun, for the return of what is left, and for the goodbye: each is one call.
+const LAST_CALL: Duration = Duration::from_secs(10);
 
 /// What the table of workers takes of a name.
 const NAME_MAX: usize = 200;
@@ -484,7 +487,11 @@ impl Worker {
     /// Finishes what runs, hands back what does not, and says goodbye.
     pub async fn stop(mut self) -> Stopped {
         self.shared.stop.send_replace(true);
-        let _ = (&mut self.poller).await;
+        // A read that hangs has given us nothing that we know of; others get it when we are taken for gone.
+        if tokio::time::timeout(LAST_CALL, &mut self.poller).await.is_err() {
+            self.poller.abort();
+            self.shared.trouble("the last read did not end in time");
+        }
         if let Some(engine) = self.engine.take() {
             // It blocks until the handlers have finished.
             let report = tokio::task::spawn_blocking(move || engine.shutdown(Duration::ZERO)).await;
@@ -505,25 +512,33 @@ impl Worker {
         let handed_back = self.hand_back(&left).await;
         // A sign of life after the goodbye would take it back.
         self.tasks.iter().for_each(JoinHandle::abort);
-        let pool = &self.shared.control;
-        if let Err(error) = store::mark_worker_stopped(pool, self.shared.id).await {
-            self.shared.trouble(&format!("the worker could not say goodbye: {error}"));
+        let goodbye = store::mark_worker_stopped(&self.shared.control, self.shared.id);
+        if let Err(why) = last_call(goodbye).await {
+            self.shared.trouble(&format!("the worker could not say goodbye: {why}"));
         }
         Stopped { stats: self.stats(), handed_back }
     }
 
     async fn hand_back(&self, tasks: &[Arc<Task>]) -> usize {
         let rows: TaskRows = tasks.iter().map(|task| &**task).collect();
-        match store::release_tasks(&self.shared.control, &rows, 0).await {
+        match last_call(store::release_tasks(&self.shared.control, &rows, 0)).await {
             Ok(count) => usize::try_from(count).unwrap_or(0),
-            Err(error) => {
+            Err(why) => {
                 let count = tasks.len();
                 self.shared.trouble(&format!(
-                    "{count} tasks could not be handed back, others will get them later: {error}"
+                    "{count} tasks could not be handed back, others will get them later: {why}"
                 ));
                 0
             }
         }
+    }
+}
+
+/// A call of a worker that ends: a database that does not answer must not keep it.
+async fn last_call<T>(call: impl Future<Output = Result<T, FlowError>>) -> Result<T, String> {
+    match tokio::time::timeout(LAST_CALL, call).await {
+        Ok(answer) => answer.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("the database did not answer within {} s", LAST_CALL.as_secs())),
     }
 }
 

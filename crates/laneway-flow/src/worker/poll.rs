@@ -104,7 +104,7 @@ impl Poller {
         let plan = self.plan(shared, strategy, free, &in_hand);
         if plan.is_empty() {
             // Every queue has as much in hand as it may.
-            let _ = timeout(shared.settings.patience(), shared.hand.wait_room()).await;
+            let _ = timeout(shared.settings.patience(), unless_stopped(shared, shared.hand.wait_room())).await;
             return Duration::ZERO;
         }
         shared.hand.counters.reads.fetch_add(1, Relaxed);
@@ -199,8 +199,17 @@ impl Poller {
             }
         }
         // Not the patience of an idle worker, and not an announcement's: the database has a moment to come back.
-        sleep(wait).await;
+        unless_stopped(shared, sleep(wait)).await;
         Duration::ZERO
+    }
+}
+
+/// Waits for something that has no effect of its own, or until the worker is to stop.
+async fn unless_stopped(shared: &Shared, wait: impl Future<Output = ()>) {
+    let mut stopped = shared.stop.subscribe();
+    tokio::select! {
+        _ = stopped.wait_for(|stopped| *stopped) => {}
+        () = wait => {}
     }
 }
 
