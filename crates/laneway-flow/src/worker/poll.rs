@@ -194,7 +194,9 @@ impl Poller {
         if matches!(error, FlowError::QueueMissing(_)) {
             let queues: Vec<&str> = shared.queues.iter().map(|queue| queue.name.as_str()).collect();
             match store::repair_queues(&shared.control, &queues).await {
-                Ok(_) => return Duration::from_millis(1),
+                Ok(_) if self.failures == 1 => return Duration::from_millis(1),
+                // Its flow was deleted: there is nothing to make again, and no hurry.
+                Ok(_) => {}
                 Err(error) => shared.trouble(&format!("the queue could not be made again: {error}")),
             }
         }
