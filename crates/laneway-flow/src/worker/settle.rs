@@ -125,11 +125,16 @@ async fn complete(shared: &Shared, completions: Vec<Completion>, failures: &mut 
                 Box::pin(complete(shared, vec![it], failures)).await;
             }
         }
-        Err(error) => failures.extend(completions.into_iter().map(|it| Failing {
+        Err(error) if error.blames_data() => failures.extend(completions.into_iter().map(|it| Failing {
             ticket: it.ticket,
             task: it.task,
             failure: Failure::fatal(format!("the database did not take the output: {error}")),
         })),
+        Err(error) => {
+            // Not the task's fault. The database will give it to somebody when its time is over.
+            shared.trouble(&format!("a task could not be completed: {error}"));
+            shared.hand.remove(completions.iter().map(|it| it.ticket));
+        }
     }
 }
 
