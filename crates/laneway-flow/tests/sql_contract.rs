@@ -436,7 +436,8 @@ async fn the_tasks_of_a_dead_worker_go_to_another_at_once() {
     assert_eq!(db.get(&format!("SELECT pgflow.heartbeat('{alive}')")).await, "true");
     assert_eq!(db.count("SELECT pgflow.requeue_tasks_of_dead_workers('5 s')").await, 2);
     assert_eq!(db.count("SELECT pgflow.requeue_tasks_of_dead_workers('5 s')").await, 0);
-    let stopped = format!("SELECT count(*) FROM pgflow.workers WHERE worker_id = '{dead}' AND stopped_at IS NOT NULL");
+    let stopped =
+        format!("SELECT count(*) FROM pgflow.workers WHERE worker_id = '{dead}' AND stopped_at IS NOT NULL");
     assert_eq!(db.count(&stopped).await, 1, "it was taken for dead");
     assert_eq!(db.get(&format!("SELECT pgflow.heartbeat('{dead}')")).await, "true", "it comes back");
     assert_eq!(db.count(&stopped).await, 0);

@@ -104,7 +104,8 @@ impl Poller {
         let plan = self.plan(shared, strategy, free, &in_hand);
         if plan.is_empty() {
             // Every queue has as much in hand as it may.
-            let _ = timeout(shared.settings.patience(), unless_stopped(shared, shared.hand.wait_room())).await;
+            let _ =
+                timeout(shared.settings.patience(), unless_stopped(shared, shared.hand.wait_room())).await;
             return Duration::ZERO;
         }
         shared.hand.counters.reads.fetch_add(1, Relaxed);
