@@ -93,6 +93,8 @@ CREATE TABLE pgflow.runs (
     CONSTRAINT status_is_valid CHECK (status IN ('started', 'waiting', 'completed', 'failed', 'cancelled'))
 ) WITH (fillfactor = 80);
 CREATE INDEX idx_runs_flow_slug ON pgflow.runs (flow_slug, seq);
+-- "The newest runs", of whatever flow.
+CREATE INDEX idx_runs_seq ON pgflow.runs (seq);
 -- Only what is not finished: it stays small whatever has been run.
 CREATE INDEX idx_runs_live_key ON pgflow.runs (flow_slug, key, seq) WHERE key IS NOT NULL AND status IN ('started', 'waiting');
 CREATE UNIQUE INDEX unique_idempotency_key ON pgflow.runs (flow_slug, idempotency_key) WHERE idempotency_key IS NOT NULL;

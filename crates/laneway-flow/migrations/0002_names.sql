@@ -46,10 +46,15 @@ AS $$
     SELECT to_regclass(format('pgmq.%I', 'q_' || p_queue)) IS NOT NULL AND to_regclass(format('pgmq.%I', 'a_' || p_queue)) IS NOT NULL
 $$;
 
+-- Who may work on flows may not read other people's queues through us.
 CREATE FUNCTION pgflow._require_queue(p_queue text) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path TO pg_catalog, pg_temp
 AS $$
 BEGIN
+    IF NOT EXISTS (SELECT FROM pgflow.queues q WHERE q.queue = p_queue) THEN
+        RAISE EXCEPTION 'no flow has a queue %', coalesce(quote_literal(p_queue), 'NULL')
+            USING ERRCODE = 'PF004', HINT = 'A queue is made with the flow or the step that names it.';
+    END IF;
     IF NOT pgflow._queue_exists(p_queue) THEN
         RAISE EXCEPTION 'the queue % is not there', quote_literal(p_queue)
             USING ERRCODE = 'PF004',

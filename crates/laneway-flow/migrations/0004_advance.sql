@@ -323,7 +323,7 @@ BEGIN
 END
 $$;
 
--- Runs that have no step before them are completed. Their output is that of the steps that nothing depends on.
+-- Runs that have no step before them are completed. Their output is that of the steps that nothing of the run depends on.
 CREATE FUNCTION pgflow._complete_runs(p_run_ids uuid[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path TO pg_catalog, pg_temp
 AS $$
@@ -336,7 +336,8 @@ BEGIN
             SELECT coalesce(jsonb_object_agg(s.step_slug, s.output), '{}')
             FROM pgflow.step_states s
             WHERE s.run_id = r.run_id AND s.status = 'completed'
-              AND NOT EXISTS (SELECT FROM pgflow.deps d WHERE d.flow_slug = s.flow_slug AND d.dep_slug = s.step_slug))
+              AND NOT EXISTS (SELECT FROM pgflow.deps d JOIN pgflow.step_states c ON c.run_id = s.run_id AND c.step_slug = d.step_slug
+                  WHERE d.flow_slug = s.flow_slug AND d.dep_slug = s.step_slug))
         WHERE r.run_id = ANY (p_run_ids) AND r.status = 'started' AND r.remaining_steps = 0
         RETURNING r.run_id, r.flow_slug
     )
@@ -494,14 +495,27 @@ BEGIN
 END
 $$;
 
--- Sends the tasks of these runs that were left without a message.
+-- Sends the tasks of these runs that were left without a message, to the queues that their steps have now: while a run waited for its turn
+-- they may have been routed elsewhere, or taken in hand.
 CREATE FUNCTION pgflow._resume(p_run_ids uuid[]) RETURNS void
-LANGUAGE sql VOLATILE SET search_path TO pg_catalog, pg_temp
+LANGUAGE plpgsql VOLATILE SET search_path TO pg_catalog, pg_temp
 AS $$
-    SELECT pgflow._send_again(t.queue, array_agg(t.run_id), array_agg(t.step_slug), array_agg(t.task_index), array_agg(0))
-    FROM pgflow.step_tasks t
-    WHERE t.run_id = ANY (p_run_ids) AND t.status = 'queued' AND t.message_id IS NULL AND t.queue IS NOT NULL
-    GROUP BY t.queue ORDER BY t.queue
+BEGIN
+    UPDATE pgflow.step_tasks t
+    SET status = 'started', queue = NULL, attempts_count = 1, started_at = greatest(clock_timestamp(), t.queued_at)
+    FROM pgflow.steps p, pgflow.flows f
+    WHERE t.run_id = ANY (p_run_ids) AND t.status = 'queued' AND t.message_id IS NULL
+      AND p.flow_slug = t.flow_slug AND p.step_slug = t.step_slug AND f.flow_slug = t.flow_slug
+      AND pgflow._resolve_queue(p.queue, f.queue, f.flow_slug) IS NULL;
+    PERFORM pgflow._send_again(x.queue, x.runs, x.steps, x.indexes, x.delays) FROM (
+        SELECT pgflow._resolve_queue(p.queue, f.queue, f.flow_slug) AS queue, array_agg(t.run_id) AS runs, array_agg(t.step_slug) AS steps,
+            array_agg(t.task_index) AS indexes, array_agg(0) AS delays
+        FROM pgflow.step_tasks t
+        JOIN pgflow.steps p ON p.flow_slug = t.flow_slug AND p.step_slug = t.step_slug
+        JOIN pgflow.flows f ON f.flow_slug = t.flow_slug
+        WHERE t.run_id = ANY (p_run_ids) AND t.status = 'queued' AND t.message_id IS NULL
+        GROUP BY 1 ORDER BY 1) x;
+END
 $$;
 
 -- All that can happen without a worker, until nothing more does. A round that decides something finishes a step at least, so there are

@@ -60,7 +60,8 @@ BEGIN
 END
 $$;
 
--- The states of new runs, then all that follows.
+-- The states of new runs, then all that follows. A run has the steps that there are at this moment, and is counted by them: one that is added
+-- later is not the business of runs under way.
 CREATE FUNCTION pgflow._begin(p_run_ids uuid[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path TO pg_catalog, pg_temp
 AS $$
@@ -68,13 +69,19 @@ DECLARE
     v_started uuid[];
     v_events jsonb[];
 BEGIN
-    INSERT INTO pgflow.step_states (flow_slug, run_id, step_slug, remaining_deps, initial_tasks, created_at)
-    SELECT r.flow_slug, r.run_id, s.step_slug, s.deps_count,
-        CASE WHEN s.step_type = 'single' THEN 1 WHEN s.deps_count = 0 THEN jsonb_array_length(r.input) END, clock_timestamp()
-    FROM unnest(p_run_ids) WITH ORDINALITY u(run_id, place)
-    JOIN pgflow.runs r ON r.run_id = u.run_id
-    JOIN pgflow.steps s ON s.flow_slug = r.flow_slug
-    ORDER BY u.place, s.step_index;
+    WITH made AS (
+        INSERT INTO pgflow.step_states (flow_slug, run_id, step_slug, remaining_deps, initial_tasks, created_at)
+        SELECT r.flow_slug, r.run_id, s.step_slug, s.deps_count,
+            CASE WHEN s.step_type = 'single' THEN 1 WHEN s.deps_count = 0 THEN jsonb_array_length(r.input) END, clock_timestamp()
+        FROM unnest(p_run_ids) WITH ORDINALITY u(run_id, place)
+        JOIN pgflow.runs r ON r.run_id = u.run_id
+        JOIN pgflow.steps s ON s.flow_slug = r.flow_slug
+        ORDER BY u.place, s.step_index
+        RETURNING run_id
+    )
+    UPDATE pgflow.runs r SET remaining_steps = x.steps
+    FROM (SELECT m.run_id, count(*)::integer AS steps FROM made m GROUP BY m.run_id) x
+    WHERE r.run_id = x.run_id;
     SELECT array_agg(r.run_id ORDER BY u.place), array_agg(jsonb_build_object('event_type', 'run:started', 'run_id', r.run_id,
         'flow_slug', r.flow_slug, 'status', 'started'))
     INTO v_started, v_events
@@ -115,9 +122,9 @@ BEGIN
             v_status := 'waiting';
         END IF;
     END IF;
-    INSERT INTO pgflow.runs AS r (run_id, flow_slug, status, input, remaining_steps, started_at, key, idempotency_key)
-    VALUES (coalesce(start_flow.run_id, pgflow._new_run_id()), v_flow.flow_slug, v_status, start_flow.input,
-        (SELECT count(*) FROM pgflow.steps s WHERE s.flow_slug = v_flow.flow_slug), clock_timestamp(), v_key, start_flow.idempotency_key)
+    INSERT INTO pgflow.runs AS r (run_id, flow_slug, status, input, started_at, key, idempotency_key)
+    VALUES (coalesce(start_flow.run_id, pgflow._new_run_id()), v_flow.flow_slug, v_status, start_flow.input, clock_timestamp(), v_key,
+        start_flow.idempotency_key)
     ON CONFLICT (flow_slug, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
     RETURNING * INTO v_run;
     IF NOT FOUND THEN
@@ -157,9 +164,8 @@ BEGIN
     END IF;
     PERFORM pgflow._check_input(v_flow, i, NULL) FROM unnest(inputs) i;
     WITH made AS (
-        INSERT INTO pgflow.runs AS r (run_id, flow_slug, input, remaining_steps, started_at)
-        SELECT pgflow._new_run_id(), v_flow.flow_slug, u.input,
-            (SELECT count(*) FROM pgflow.steps s WHERE s.flow_slug = v_flow.flow_slug), clock_timestamp()
+        INSERT INTO pgflow.runs AS r (run_id, flow_slug, input, started_at)
+        SELECT pgflow._new_run_id(), v_flow.flow_slug, u.input, clock_timestamp()
         FROM unnest(inputs) WITH ORDINALITY u(input, place) ORDER BY u.place
         RETURNING r.run_id, r.seq
     )
@@ -273,14 +279,16 @@ BEGIN
         WHERE t.run_id = v_run.run_id AND t.status = 'failed' AND t.message_id IS NOT NULL
           AND (s.status = 'failed' OR s.skip_reason IN ('run_failed', 'run_cancelled'))
         GROUP BY t.queue ORDER BY t.queue) x;
-    -- Tasks that were made and not completed wait again. Those by hand are in somebody's hands again.
+    -- Tasks that were made and not completed wait again, where their step sends them now. Those by hand are in somebody's hands again.
     UPDATE pgflow.step_tasks t
-    SET status = CASE WHEN t.queue IS NULL THEN 'started' ELSE 'queued' END,
-        attempts_count = CASE WHEN t.queue IS NULL THEN 1 ELSE 0 END,
-        queued_at = v_at, started_at = CASE WHEN t.queue IS NULL THEN v_at END,
-        message_id = NULL, error_message = NULL, failed_at = NULL, requeued_count = 0, permanently_stalled_at = NULL, extended_until = NULL
-    FROM pgflow.step_states s
-    WHERE t.run_id = v_run.run_id AND t.status = 'failed' AND s.run_id = t.run_id AND s.step_slug = t.step_slug
+    SET status = CASE WHEN n.queue IS NULL THEN 'started' ELSE 'queued' END,
+        attempts_count = CASE WHEN n.queue IS NULL THEN 1 ELSE 0 END,
+        queued_at = v_at, started_at = CASE WHEN n.queue IS NULL THEN v_at END,
+        queue = n.queue, message_id = NULL, error_message = NULL, failed_at = NULL, requeued_count = 0, permanently_stalled_at = NULL, extended_until = NULL
+    FROM pgflow.step_states s, (
+        SELECT p.step_slug, pgflow._resolve_queue(p.queue, f.queue, f.flow_slug) AS queue
+        FROM pgflow.steps p JOIN pgflow.flows f ON f.flow_slug = p.flow_slug WHERE p.flow_slug = v_run.flow_slug) n
+    WHERE t.run_id = v_run.run_id AND t.status = 'failed' AND s.run_id = t.run_id AND s.step_slug = t.step_slug AND n.step_slug = t.step_slug
       AND (s.status = 'failed' OR s.skip_reason IN ('run_failed', 'run_cancelled'));
     UPDATE pgflow.step_states s
     SET status = CASE WHEN x.tasks > 0 THEN 'started' ELSE 'created' END,

@@ -284,6 +284,7 @@ BEGIN
             row_number() OVER (PARTITION BY u.run_id, u.step_slug, u.task_index ORDER BY u.place) AS again,
             p.step_type = 'single' AND EXISTS (
                 SELECT FROM pgflow.deps d JOIN pgflow.steps c ON c.flow_slug = d.flow_slug AND c.step_slug = d.step_slug
+                JOIN pgflow.step_states cs ON cs.run_id = t.run_id AND cs.step_slug = d.step_slug
                 WHERE d.flow_slug = t.flow_slug AND d.dep_slug = t.step_slug AND c.step_type = 'map') AS feeds_map
         FROM unnest(p_run_ids, p_step_slugs, p_task_indexes, p_outputs, p_attempts)
             WITH ORDINALITY u(run_id, step_slug, task_index, output, attempt, place)
@@ -516,8 +517,9 @@ BEGIN
 END
 $$;
 
--- Hands back tasks that were started and not worked on: the attempt does not count. Returns how many there were.
-CREATE FUNCTION pgflow.release_tasks(p_run_ids uuid[], p_step_slugs text[], p_task_indexes integer[], p_attempts integer[] DEFAULT NULL) RETURNS integer
+-- Hands back tasks that were started and not worked on: the attempt does not count. Others see them after the delay. Returns how many there were.
+CREATE FUNCTION pgflow.release_tasks(p_run_ids uuid[], p_step_slugs text[], p_task_indexes integer[], p_attempts integer[] DEFAULT NULL,
+    p_delay integer DEFAULT 0) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path TO pg_catalog, pg_temp SET plan_cache_mode TO force_generic_plan SET enable_seqscan TO off SET jit TO off
 AS $$
@@ -527,6 +529,9 @@ DECLARE
 BEGIN
     PERFORM pgflow._require_equal_lengths('release_tasks', cardinality(p_run_ids), cardinality(p_step_slugs), cardinality(p_task_indexes),
         coalesce(cardinality(p_attempts), cardinality(p_run_ids)));
+    IF p_delay IS NULL OR p_delay NOT BETWEEN 0 AND 86400 THEN
+        RAISE EXCEPTION 'release_tasks takes a delay of 0 to 86400 seconds' USING ERRCODE = 'PF001';
+    END IF;
     PERFORM 1 FROM pgflow.runs r WHERE r.run_id = ANY (p_run_ids) AND r.status = 'started' ORDER BY r.run_id FOR UPDATE;
     FOR v_group IN
         SELECT t.queue, array_agg(t.run_id) AS runs, array_agg(t.step_slug) AS steps, array_agg(t.task_index) AS indexes
@@ -535,7 +540,7 @@ BEGIN
         WHERE t.status = 'started' AND (u.attempt IS NULL OR u.attempt = t.attempts_count) AND t.queue IS NOT NULL GROUP BY t.queue ORDER BY t.queue
     LOOP
         PERFORM pgflow._requeue(v_group.queue, v_group.runs, v_group.steps, v_group.indexes,
-            array_fill(0, ARRAY[cardinality(v_group.runs)]), array_fill(NULL::text, ARRAY[cardinality(v_group.runs)]), true);
+            array_fill(p_delay, ARRAY[cardinality(v_group.runs)]), array_fill(NULL::text, ARRAY[cardinality(v_group.runs)]), true);
         v_count := v_count + cardinality(v_group.runs);
     END LOOP;
     RETURN v_count;
@@ -692,7 +697,7 @@ END
 $$;
 
 -- Tasks of workers that have not been heard of for so long, whatever their timeouts: such a worker is marked as stopped, and finds that it came
--- too late if it comes back.
+-- too late for them if it comes back. While the server was away nobody could be heard: silence counts from its start at the earliest.
 CREATE FUNCTION pgflow.requeue_tasks_of_dead_workers(dead_after interval DEFAULT '30 seconds') RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path TO pg_catalog, pg_temp SET jit TO off
 AS $$
@@ -703,7 +708,7 @@ BEGIN
         RAISE EXCEPTION 'a worker is not dead before a second has passed' USING ERRCODE = 'PF001';
     END IF;
     UPDATE pgflow.workers w SET stopped_at = clock_timestamp()
-    WHERE w.stopped_at IS NULL AND w.last_heartbeat_at < clock_timestamp() - dead_after;
+    WHERE w.stopped_at IS NULL AND greatest(w.last_heartbeat_at, pg_postmaster_start_time()) < clock_timestamp() - dead_after;
     SELECT array_agg(x.run_id) AS runs, array_agg(x.step_slug) AS steps, array_agg(x.task_index) AS indexes, array_agg(x.started_at) AS times
     INTO v_found FROM (
         SELECT t.run_id, t.step_slug, t.task_index, t.started_at
@@ -797,16 +802,19 @@ BEGIN
 END
 $$;
 
--- False: the worker is asked to stop, or was taken for dead.
+-- False: the worker is asked to stop. NULL: it is not known (any more), and has to start again. One that was taken for dead and is not goes on:
+-- its tasks were given to others, and that is all that it has lost.
 CREATE FUNCTION pgflow.heartbeat(worker_id uuid) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path TO pg_catalog, pg_temp
 AS $$
 DECLARE
     v_go_on boolean;
 BEGIN
-    UPDATE pgflow.workers w SET last_heartbeat_at = clock_timestamp() WHERE w.worker_id = heartbeat.worker_id
-    RETURNING w.deprecated_at IS NULL AND w.stopped_at IS NULL INTO v_go_on;
-    RETURN coalesce(v_go_on, false);
+    UPDATE pgflow.workers w
+    SET last_heartbeat_at = clock_timestamp(), stopped_at = CASE WHEN w.deprecated_at IS NOT NULL THEN w.stopped_at END
+    WHERE w.worker_id = heartbeat.worker_id
+    RETURNING w.deprecated_at IS NULL INTO v_go_on;
+    RETURN v_go_on;
 END
 $$;
 

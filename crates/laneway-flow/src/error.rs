@@ -31,8 +31,23 @@ impl FlowError {
     pub fn is_transient(&self) -> bool {
         match self {
             FlowError::Unavailable(_) => true,
-            // Deadlocks and serialization failures: one of two was chosen to try again.
-            FlowError::Database(error) => matches!(code(error).as_deref(), Some("40P01" | "40001" | "55P03")),
+            // Deadlocks and serialization failures: one of two was chosen to try again. A call that an operator cancelled, a server that only
+            // reads because another has taken its place, and a right that is missing say nothing of what was to be written.
+            FlowError::Database(error) => matches!(
+                code(error).as_deref(),
+                Some("40P01" | "40001" | "55P03" | "57014" | "25006" | "42501")
+            ),
+            _ => false,
+        }
+    }
+
+    /// Whether what was to be written is to blame, so that it would be refused again: bad data, a broken constraint, a limit of the server.
+    pub(crate) fn blames_data(&self) -> bool {
+        match self {
+            FlowError::TooLarge(_) | FlowError::Database(sqlx::Error::Encode(_)) => true,
+            FlowError::Database(error) => {
+                code(error).is_some_and(|code| ["22", "23", "54"].iter().any(|class| code.starts_with(class)))
+            }
             _ => false,
         }
     }

@@ -7,6 +7,7 @@ use std::fs::{self, File};
 use std::io;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
@@ -98,6 +99,8 @@ impl LocalPostgres {
         command.arg("-D").arg(&data).args(["-p", &port.to_string(), "-c", "listen_addresses=127.0.0.1"]);
         command.arg("-c").arg(format!("unix_socket_directories={}", folder.display())).current_dir(&folder);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        // A ctrl-c goes to the terminal's whole group: the server must outlive those who still settle with it.
+        command.process_group(0);
         let (child, _keeper) = spawn(command)?;
         let mut server = Self { child, folder, temporary, port, _keeper };
         server.wait(&programs.join("pg_isready"))?;

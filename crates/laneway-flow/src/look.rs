@@ -12,6 +12,9 @@ use crate::error::FlowError;
 /// The most rows that a list gives.
 pub const LIST_MAX: u32 = 1_000;
 
+/// The largest output, in bytes, that a list of tasks shows.
+pub const OUTPUT_SHOWN_MAX: u32 = 64 << 10;
+
 /// Which runs to list.
 #[derive(Clone, Debug, Default)]
 pub struct RunFilter {
@@ -102,20 +105,27 @@ pub async fn run(pool: &PgPool, run_id: Uuid) -> Result<Value, FlowError> {
     found.ok_or_else(|| FlowError::Unknown(format!("there is no run {run_id}")))
 }
 
-/// The tasks of a run, or of one of its steps.
+/// The tasks of a run, or of one of its steps. An output over [`OUTPUT_SHOWN_MAX`] is left out; `outputBytes` says how large it is: as
+/// text, or as the database keeps it.
 pub async fn tasks(
     pool: &PgPool,
     run_id: Uuid,
     step: Option<&str>,
     limit: Option<u32>,
 ) -> Result<Vec<Value>, FlowError> {
-    let statement = "SELECT jsonb_build_object('step', k.step_slug, 'index', k.task_index, 'status', k.status, 'queue', k.queue,
-            'attempts', k.attempts_count, 'error', k.error_message, 'output', k.output, 'queuedAt', k.queued_at, 'startedAt', k.started_at,
+    let statement = format!(
+        "SELECT jsonb_build_object('step', k.step_slug, 'index', k.task_index, 'status', k.status, 'queue', k.queue,
+            'attempts', k.attempts_count, 'error', k.error_message,
+            'output', CASE WHEN o.bytes <= {OUTPUT_SHOWN_MAX} THEN k.output END, 'outputBytes', o.bytes, 'queuedAt', k.queued_at, 'startedAt', k.started_at,
             'endedAt', coalesce(k.completed_at, k.failed_at), 'worker', k.last_worker_id)
-         FROM pgflow.step_tasks k WHERE k.run_id = $1 AND ($2::text IS NULL OR k.step_slug = $2)
-         ORDER BY k.step_slug, k.task_index LIMIT $3";
+         FROM (SELECT * FROM pgflow.step_tasks t WHERE t.run_id = $1 AND ($2::text IS NULL OR t.step_slug = $2)
+               ORDER BY t.step_slug, t.task_index LIMIT $3) k
+         CROSS JOIN LATERAL (SELECT CASE WHEN pg_column_size(k.output) > {OUTPUT_SHOWN_MAX} THEN pg_column_size(k.output)
+                                    ELSE octet_length(k.output::text) END AS bytes) o
+         ORDER BY k.step_slug, k.task_index"
+    );
     let limit = i64::from(limit.unwrap_or(100).min(LIST_MAX));
-    values(sqlx::query(statement).bind(run_id).bind(step).bind(limit).fetch_all(pool).await?)
+    values(sqlx::query(&statement).bind(run_id).bind(step).bind(limit).fetch_all(pool).await?)
 }
 
 /// Workers, those that gave the last sign of life first.

@@ -46,6 +46,14 @@ pub enum MigrateError {
         "this database has a schema pgflow that was not made by these migrations: rename it, or use another database"
     )]
     Foreign,
+    /// The schema belongs to another role, which could put its own functions beside ours, or in their place.
+    #[error(
+        "the schema pgflow of this database belongs to {owner:?}: migrate as that role, or give it to this one (ALTER SCHEMA pgflow OWNER TO ...)"
+    )]
+    Owner {
+        /// Of the schema.
+        owner: String,
+    },
     /// The server is too old.
     #[error("Postgres 14 or later is needed, this server is {found}")]
     OldServer {
@@ -107,6 +115,7 @@ pub async fn migrate(pool: &PgPool) -> Result<Migrated, MigrateError> {
     let mut transaction = connection.begin().await.map_err(refused("a transaction"))?;
     require_server(&mut transaction).await?;
     lock(&mut transaction).await?;
+    require_own_schema(&mut transaction).await?;
     let from = version_of(&mut transaction).await?;
     if from > VERSION {
         return Err(MigrateError::Newer { found: from, known: VERSION });
@@ -148,6 +157,19 @@ async fn lock(connection: &mut PgConnection) -> Result<(), MigrateError> {
         .await
         .map_err(refused("the lock of migrations"))?;
     Ok(())
+}
+
+/// A schema that is there already must be ours: what we make in it runs with our rights. A superuser may do as it likes.
+async fn require_own_schema(connection: &mut PgConnection) -> Result<(), MigrateError> {
+    let owner: Option<String> = sqlx::query_scalar(
+        "SELECT pg_get_userbyid(n.nspowner)::text FROM pg_namespace n WHERE n.nspname = 'pgflow' \
+            AND pg_get_userbyid(n.nspowner) <> current_user \
+            AND NOT EXISTS (SELECT FROM pg_roles r WHERE r.rolname = current_user AND r.rolsuper)",
+    )
+    .fetch_optional(connection)
+    .await
+    .map_err(refused("a look at the schema's owner"))?;
+    owner.map_or(Ok(()), |owner| Err(MigrateError::Owner { owner }))
 }
 
 async fn version_of(connection: &mut PgConnection) -> Result<u32, MigrateError> {

@@ -167,16 +167,21 @@ pub(crate) async fn fail_tasks(
     rows.iter().map(outcome).collect()
 }
 
-/// Hands tasks back that were not begun, or not finished: visible to others at once, the attempt does not count.
-pub(crate) async fn release_tasks(executor: impl PgExecutor<'_>, tasks: &TaskRows) -> Result<i32, FlowError> {
+/// Hands tasks back that were not begun, or not finished: visible to others after so many seconds, the attempt does not count.
+pub(crate) async fn release_tasks(
+    executor: impl PgExecutor<'_>,
+    tasks: &TaskRows,
+    delay_seconds: i32,
+) -> Result<i32, FlowError> {
     if tasks.is_empty() {
         return Ok(0);
     }
-    let row = sqlx::query("SELECT pgflow.release_tasks($1, $2, $3, $4)")
+    let row = sqlx::query("SELECT pgflow.release_tasks($1, $2, $3, $4, $5)")
         .bind(&tasks.runs)
         .bind(&tasks.steps)
         .bind(&tasks.indexes)
         .bind(&tasks.attempts)
+        .bind(delay_seconds)
         .fetch_one(executor)
         .await?;
     Ok(row.try_get(0)?)
@@ -232,10 +237,13 @@ pub(crate) async fn start_worker(
     Ok(())
 }
 
-/// Says that the worker lives. False: it is asked to stop.
-pub(crate) async fn heartbeat(executor: impl PgExecutor<'_>, worker: Uuid) -> Result<bool, FlowError> {
+/// Says that the worker lives. False: it is asked to stop. None: the database does not know it any more.
+pub(crate) async fn heartbeat(
+    executor: impl PgExecutor<'_>,
+    worker: Uuid,
+) -> Result<Option<bool>, FlowError> {
     let row = sqlx::query("SELECT pgflow.heartbeat($1)").bind(worker).fetch_one(executor).await?;
-    Ok(row.try_get::<Option<bool>, _>(0)?.unwrap_or(false))
+    Ok(row.try_get(0)?)
 }
 
 /// Says that the worker has ended.

@@ -261,7 +261,7 @@ async fn operator(db: &Database, mut rng: fastrand::Rng, left: &AtomicU64) {
             (0..4, "failed" | "cancelled") if left.load(Ordering::Relaxed) > 0 => format!("SELECT pgflow.retry_run('{run}')"),
             (4, "completed" | "failed") => format!("SELECT pgflow.delete_run('{run}')"),
             (5, _) => "SELECT pgflow.prune_data_older_than('1 second', max_runs => 3)".into(),
-            (6, _) => "UPDATE pgflow.workers SET last_heartbeat_at = last_heartbeat_at - interval '1 hour'; SELECT pgflow.requeue_tasks_of_dead_workers()".into(),
+            (6, _) => "UPDATE pgflow.workers SET last_heartbeat_at = last_heartbeat_at - interval '1 hour'; SELECT pgflow.requeue_tasks_of_dead_workers('1 s')".into(),
             (7, _) if left.load(Ordering::Relaxed) == 0 && !last => {
                 last = true;
                 "SELECT pgflow.cancel_flow('one')".into()

@@ -321,3 +321,52 @@ async fn a_step_that_is_routed_elsewhere_takes_its_tasks_along() {
     assert_eq!(db.status(run).await, "completed");
     db.check().await;
 }
+
+/// What failed before its step was routed elsewhere is done where the step is now.
+#[tokio::test]
+async fn a_run_that_goes_on_goes_to_the_queue_of_now() {
+    let db = database().await;
+    let shape = |queue: &str| {
+        format!(
+            "SELECT pgflow.ensure_flow_compiled('f', '{{\"options\": {{\"maxAttempts\": 1}}, \"steps\": [{{\"slug\": \"a\", \"queue\": {queue}}}]}}') ->> 'status'"
+        )
+    };
+    db.run(&shape("null")).await;
+    let run = db.start("f", &json!({})).await;
+    let worker = db.worker(&["f"]).await;
+    let tasks = db.read(worker, &["f"], 1).await;
+    assert_eq!(db.fail(&[(tasks[0].clone(), "no")]).await[0].0, "failed");
+    assert_eq!(db.get(&shape("\"fast\"")).await, "updated");
+    assert_eq!(db.get(&format!("SELECT pgflow.retry_run('{run}')")).await, "true");
+    assert_eq!(db.count("SELECT count(*) FROM pgmq.q_fast").await, 1);
+    assert_eq!(db.count("SELECT count(*) FROM pgmq.q_f").await, 0);
+    db.check().await;
+    assert_eq!(db.drain(&["fast"], |_| json!(1)).await, 1);
+    assert_eq!(db.status(run).await, "completed");
+}
+
+#[tokio::test]
+async fn a_step_that_is_added_is_no_business_of_runs_under_way() {
+    let db = database().await;
+    db.run("SELECT pgflow.create_flow('f'); SELECT pgflow.add_step('f', 'a')").await;
+    let run = db.start("f", &json!({})).await;
+    db.run("SELECT pgflow.add_step('f', 'm', ARRAY['a'], step_type => 'map')").await;
+    assert_eq!(db.drain(&["f"], |_| json!(7)).await, 1, "no array, and nobody of this run wants one");
+    assert_eq!(db.status(run).await, "completed");
+    let output = format!("SELECT (output -> 'a')::text FROM pgflow.runs WHERE run_id = '{run}'");
+    assert_eq!(db.get(&output).await, "7", "it is still a last step");
+    let later = db.start("f", &json!({})).await;
+    let steps = format!("SELECT remaining_steps::bigint FROM pgflow.runs WHERE run_id = '{later}'");
+    assert_eq!(db.count(&steps).await, 2);
+}
+
+#[tokio::test]
+async fn a_queue_of_no_flow_is_not_read() {
+    let db = database().await;
+    db.run("SELECT pgmq.create('theirs'); SELECT pgmq.send('theirs', '{}')").await;
+    for call in ["read_and_start(ARRAY['theirs'], ARRAY[1], NULL)", "read_with_poll('theirs')"] {
+        let (code, message) = db.refusal(&format!("SELECT pgflow.{call}")).await;
+        assert_eq!((code.as_str(), message.as_str()), ("PF004", "no flow has a queue 'theirs'"));
+    }
+    assert_eq!(db.count("SELECT max(read_ct)::bigint FROM pgmq.q_theirs").await, 0);
+}

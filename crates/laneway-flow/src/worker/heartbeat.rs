@@ -40,9 +40,15 @@ fn period(shared: &Shared) -> Duration {
 }
 
 async fn once(shared: &Shared, beats: u32) -> Result<(), crate::error::FlowError> {
-    if !store::heartbeat(&shared.control, shared.id).await? && !*shared.stop.borrow() {
-        shared.trouble("the database asks this worker to stop");
-        shared.stop.send_replace(true);
+    match store::heartbeat(&shared.control, shared.id).await? {
+        Some(true) => {}
+        Some(false) if *shared.stop.borrow() => {}
+        Some(false) => {
+            shared.trouble("the database asks this worker to stop");
+            shared.stop.send_replace(true);
+        }
+        // It was away for so long that its row was pruned.
+        None => shared.register(&shared.control).await?,
     }
     extend(shared).await?;
     if beats.is_multiple_of(RESCUE_EVERY) {

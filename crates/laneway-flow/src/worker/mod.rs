@@ -265,11 +265,9 @@ impl WorkerBuilder {
             prepare(&self.pool, &program.definition, self.compile).await?;
         }
         let id = Uuid::new_v4();
-        let names: Vec<&str> = polled.iter().map(|queue| queue.name.as_str()).collect();
         let name = if self.name.is_empty() { list(self.flows.keys().map(String::as_str)) } else { self.name };
         // A worker of a hundred flows need not list them all.
         let name: String = name.chars().take(NAME_MAX).collect();
-        store::start_worker(&self.pool, id, &name, &names).await?;
         let (stop, stopped) = watch::channel(false);
         let batch_max = polled.iter().map(|queue| queue.batch).max().unwrap_or(1);
         let hand = Hand::new(polled.len(), self.settings.max_concurrent, batch_max);
@@ -279,6 +277,7 @@ impl WorkerBuilder {
             control: control(&self.pool),
             pool: self.pool,
             id,
+            name,
             flows: self.flows,
             slugs,
             queues: polled,
@@ -288,6 +287,7 @@ impl WorkerBuilder {
             stop,
             trouble: self.trouble,
         });
+        shared.register(&shared.pool).await?;
         let engine = engine(&shared, &settlements)?;
         let tasks =
             vec![tokio::spawn(heartbeat::beat(shared.clone())), tokio::spawn(poll::listen(shared.clone()))];
@@ -320,8 +320,11 @@ fn control(pool: &PgPool) -> PgPool {
     options.connect_lazy_with((*pool.connect_options()).clone())
 }
 
-/// How long a stop waits for the last call of the database.
+/// How long a stop waits for the last calls of the database.
 const FLUSH: Duration = Duration::from_secs(30);
+
+/// How long it waits for a read that has begun, for the return of what is left, and for the goodbye: each is one call.
+const LAST_CALL: Duration = Duration::from_secs(10);
 
 /// What the table of workers takes of a name.
 const NAME_MAX: usize = 200;
@@ -391,6 +394,8 @@ pub(crate) struct Shared {
     control: PgPool,
     /// Under which the database knows it.
     id: Uuid,
+    /// By which people know it.
+    name: String,
     /// By slug.
     flows: HashMap<String, Program>,
     /// Their slugs: a shared queue holds tasks of other flows, which are left to others.
@@ -406,6 +411,12 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// Makes the worker known.
+    async fn register(&self, pool: &PgPool) -> Result<(), FlowError> {
+        let queues: Vec<&str> = self.queues.iter().map(|queue| queue.name.as_str()).collect();
+        store::start_worker(pool, self.id, &self.name, &queues).await
+    }
+
     fn trouble(&self, what: &str) {
         (self.trouble)(what);
     }
@@ -476,7 +487,11 @@ impl Worker {
     /// Finishes what runs, hands back what does not, and says goodbye.
     pub async fn stop(mut self) -> Stopped {
         self.shared.stop.send_replace(true);
-        let _ = (&mut self.poller).await;
+        // A read that hangs has given us nothing that we know of; others get it when we are taken for gone.
+        if tokio::time::timeout(LAST_CALL, &mut self.poller).await.is_err() {
+            self.poller.abort();
+            self.shared.trouble("the last read did not end in time");
+        }
         if let Some(engine) = self.engine.take() {
             // It blocks until the handlers have finished.
             let report = tokio::task::spawn_blocking(move || engine.shutdown(Duration::ZERO)).await;
@@ -495,25 +510,35 @@ impl Worker {
         self.settler.abort();
         let left = self.shared.hand.take_all();
         let handed_back = self.hand_back(&left).await;
-        let pool = &self.shared.control;
-        if let Err(error) = store::mark_worker_stopped(pool, self.shared.id).await {
-            self.shared.trouble(&format!("the worker could not say goodbye: {error}"));
+        // A sign of life after the goodbye would take it back.
+        self.tasks.iter().for_each(JoinHandle::abort);
+        let goodbye = store::mark_worker_stopped(&self.shared.control, self.shared.id);
+        if let Err(why) = last_call(goodbye).await {
+            self.shared.trouble(&format!("the worker could not say goodbye: {why}"));
         }
         Stopped { stats: self.stats(), handed_back }
     }
 
     async fn hand_back(&self, tasks: &[Arc<Task>]) -> usize {
         let rows: TaskRows = tasks.iter().map(|task| &**task).collect();
-        match store::release_tasks(&self.shared.control, &rows).await {
+        match last_call(store::release_tasks(&self.shared.control, &rows, 0)).await {
             Ok(count) => usize::try_from(count).unwrap_or(0),
-            Err(error) => {
+            Err(why) => {
                 let count = tasks.len();
                 self.shared.trouble(&format!(
-                    "{count} tasks could not be handed back, others will get them later: {error}"
+                    "{count} tasks could not be handed back, others will get them later: {why}"
                 ));
                 0
             }
         }
+    }
+}
+
+/// A call of a worker that ends: a database that does not answer must not keep it.
+async fn last_call<T>(call: impl Future<Output = Result<T, FlowError>>) -> Result<T, String> {
+    match tokio::time::timeout(LAST_CALL, call).await {
+        Ok(answer) => answer.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("the database did not answer within {} s", LAST_CALL.as_secs())),
     }
 }
 

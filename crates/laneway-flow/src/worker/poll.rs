@@ -104,7 +104,8 @@ impl Poller {
         let plan = self.plan(shared, strategy, free, &in_hand);
         if plan.is_empty() {
             // Every queue has as much in hand as it may.
-            let _ = timeout(shared.settings.patience(), shared.hand.wait_room()).await;
+            let _ =
+                timeout(shared.settings.patience(), unless_stopped(shared, shared.hand.wait_room())).await;
             return Duration::ZERO;
         }
         shared.hand.counters.reads.fetch_add(1, Relaxed);
@@ -194,13 +195,24 @@ impl Poller {
         if matches!(error, FlowError::QueueMissing(_)) {
             let queues: Vec<&str> = shared.queues.iter().map(|queue| queue.name.as_str()).collect();
             match store::repair_queues(&shared.control, &queues).await {
-                Ok(_) => return Duration::from_millis(1),
+                Ok(_) if self.failures == 1 => return Duration::from_millis(1),
+                // Its flow was deleted: there is nothing to make again, and no hurry.
+                Ok(_) => {}
                 Err(error) => shared.trouble(&format!("the queue could not be made again: {error}")),
             }
         }
         // Not the patience of an idle worker, and not an announcement's: the database has a moment to come back.
-        sleep(wait).await;
+        unless_stopped(shared, sleep(wait)).await;
         Duration::ZERO
+    }
+}
+
+/// Waits for something that has no effect of its own, or until the worker is to stop.
+async fn unless_stopped(shared: &Shared, wait: impl Future<Output = ()>) {
+    let mut stopped = shared.stop.subscribe();
+    tokio::select! {
+        _ = stopped.wait_for(|stopped| *stopped) => {}
+        () = wait => {}
     }
 }
 

@@ -40,6 +40,7 @@ pub(super) async fn run(shared: &Arc<Shared>, settlements: &mpsc::Sender<Settlem
         Ended::Failed(failure) => Settlement::Fail { ticket, task, failure },
         Ended::Committed => Settlement::Committed { ticket },
         Ended::Lost => Settlement::Lost { ticket },
+        Ended::Unknown => Settlement::Unknown { ticket, task },
     };
     // The settler ends after the slots, unless the worker was dropped; then nobody is left to tell.
     let _ = settlements.send(settlement).await;
@@ -53,6 +54,8 @@ enum Ended {
     Committed,
     /// The task was another's, and whatever the handler wrote in its transaction is undone.
     Lost,
+    /// This worker has no handler for it.
+    Unknown,
 }
 
 async fn attempt(shared: &Shared, task: &Arc<Task>) -> Ended {
@@ -71,34 +74,35 @@ async fn attempt(shared: &Shared, task: &Arc<Task>) -> Ended {
 
 async fn perform(shared: &Shared, task: &Arc<Task>) -> Ended {
     match action(shared, task) {
-        Err(failure) => Ended::Failed(failure),
-        Ok(Action::Plain(run)) => match run(task.clone()).await {
+        None => Ended::Unknown,
+        Some(Action::Plain(run)) => match run(task.clone()).await {
             Ok(output) => Ended::Output(output),
             Err(failure) => Ended::Failed(failure),
         },
-        Ok(Action::Committed(run)) => {
+        Some(Action::Committed(run)) => {
             let committed = in_transaction(shared, task, |task, connection| run(task, connection)).await;
             committed.unwrap_or_else(Ended::Failed)
         }
-        Ok(Action::Manual) => Ended::Failed(Failure::new(
+        Some(Action::Manual) => Ended::Failed(Failure::new(
             "this step is completed by hand, and yet a message of it came on a queue",
         )),
     }
 }
 
-fn action(shared: &Shared, task: &Task) -> Result<Action, Failure> {
-    let program = shared.flows.get(&task.flow);
-    let known = program.map(|program| &program.actions);
-    match known.and_then(|actions| actions.get(&task.step)) {
-        Some(action) => Ok(action.clone()),
-        // A retry may meet a worker of the right version.
-        None => Err(Failure::new(format!(
-            "this worker has no handler for step {:?} of flow {:?}: it has {}",
-            task.step,
-            task.flow,
-            list(known.into_iter().flat_map(|actions| actions.keys().map(String::as_str)))
-        ))),
-    }
+/// None for a step that this worker's program does not have: it was added by a younger one.
+fn action(shared: &Shared, task: &Task) -> Option<Action> {
+    shared.flows.get(&task.flow)?.actions.get(&task.step).cloned()
+}
+
+/// What is said of a task that this worker cannot do.
+pub(super) fn unknown(shared: &Shared, task: &Task) -> String {
+    let known = shared.flows.get(&task.flow).into_iter();
+    format!(
+        "this worker has no handler for step {:?} of flow {:?}, and hands the task back: it has {}",
+        task.step,
+        task.flow,
+        list(known.flat_map(|program| program.actions.keys().map(String::as_str)))
+    )
 }
 
 /// Runs a handler in a transaction, completes the task in it, and commits. Who was not the task's any more takes everything back.

@@ -13,13 +13,16 @@ use tokio::time::sleep;
 
 use super::Shared;
 use super::poll::backoff;
-use super::run::too_large;
+use super::run::{too_large, unknown};
 use crate::error::FlowError;
 use crate::handler::{Failure, Task};
 use crate::store::{self, Completed, Failed, TaskRows};
 
 /// The most that go in one call: its locks are held until all of them are written.
 const BATCH_MAX: usize = 512;
+
+/// For how many seconds nobody sees a task that we could not do: until a worker that can has had its turn.
+const UNKNOWN_DELAY: i32 = 5;
 
 /// What came of a task.
 pub(super) enum Settlement {
@@ -31,6 +34,8 @@ pub(super) enum Settlement {
     Committed { ticket: u64 },
     /// It was no longer ours.
     Lost { ticket: u64 },
+    /// This worker cannot do it, and another may.
+    Unknown { ticket: u64, task: Arc<Task> },
     /// Everything that was sent before this has been settled when it is answered.
     Flush(oneshot::Sender<()>),
 }
@@ -51,7 +56,8 @@ struct Failing {
 pub(super) async fn settle(shared: Arc<Shared>, mut inbox: mpsc::Receiver<Settlement>) {
     let mut gathered = Vec::with_capacity(BATCH_MAX);
     while inbox.recv_many(&mut gathered, BATCH_MAX).await > 0 {
-        let (mut completions, mut failures, mut flushes) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut completions, mut failures) = (Vec::new(), Vec::new());
+        let (mut strangers, mut flushes) = (Vec::new(), Vec::new());
         for settlement in gathered.drain(..) {
             match settlement {
                 Settlement::Complete { ticket, task, output } => {
@@ -68,11 +74,13 @@ pub(super) async fn settle(shared: Arc<Shared>, mut inbox: mpsc::Receiver<Settle
                     shared.hand.counters.ignored.fetch_add(1, Relaxed);
                     shared.hand.remove([ticket]);
                 }
+                Settlement::Unknown { ticket, task } => strangers.push((ticket, task)),
                 Settlement::Flush(answer) => flushes.push(answer),
             }
         }
         complete(&shared, completions, &mut failures).await;
         fail(&shared, failures).await;
+        hand_back(&shared, strangers).await;
         for answer in flushes {
             let _ = answer.send(());
         }
@@ -117,11 +125,16 @@ async fn complete(shared: &Shared, completions: Vec<Completion>, failures: &mut 
                 Box::pin(complete(shared, vec![it], failures)).await;
             }
         }
-        Err(error) => failures.extend(completions.into_iter().map(|it| Failing {
+        Err(error) if error.blames_data() => failures.extend(completions.into_iter().map(|it| Failing {
             ticket: it.ticket,
             task: it.task,
             failure: Failure::fatal(format!("the database did not take the output: {error}")),
         })),
+        Err(error) => {
+            // Not the task's fault. The database will give it to somebody when its time is over.
+            shared.trouble(&format!("a task could not be completed: {error}"));
+            shared.hand.remove(completions.iter().map(|it| it.ticket));
+        }
     }
 }
 
@@ -163,6 +176,25 @@ async fn fail(shared: &Shared, failures: Vec<Failing>) {
             shared.hand.remove(failures.iter().map(|it| it.ticket));
         }
     }
+}
+
+/// Gives tasks to others that this worker has no handler for.
+async fn hand_back(shared: &Shared, strangers: Vec<(u64, Arc<Task>)>) {
+    let Some((_, first)) = strangers.first() else { return };
+    shared.trouble(&unknown(shared, first));
+    let rows: TaskRows = strangers.iter().map(|(_, task)| &**task).collect();
+    let mut patience = Patience::new(shared, "handed back");
+    let answer = loop {
+        match store::release_tasks(&shared.control, &rows, UNKNOWN_DELAY).await {
+            Err(error) if error.is_transient() => patience.after(&error).await,
+            answer => break answer,
+        }
+    };
+    if let Err(error) = answer {
+        // The database will give them to somebody when their time is over.
+        shared.trouble(&format!("tasks could not be handed back: {error}"));
+    }
+    shared.hand.remove(strangers.iter().map(|(ticket, _)| *ticket));
 }
 
 /// Waits between calls until the database has answered. A call whose answer was lost may have been made: the next then finds the tasks settled.

@@ -95,10 +95,13 @@ async fn once(pool: &PgPool, json: bool) -> Result<(), Failure> {
     let approval = tokio::spawn(approve(pool.clone(), run));
     let watched = watch::watch(pool, run, json, false).await;
     let approved = approval.await.map_err(anyhow::Error::new)?;
-    for worker in workers {
-        worker.stop().await;
-    }
+    stop(workers).await;
     watched.and(approved)
+}
+
+/// Both at once: neither waits for the other's handlers.
+async fn stop([orders, emails]: [Worker; 2]) {
+    tokio::join!(orders.stop(), emails.stop());
 }
 
 /// Completes the manual step as soon as everything before it is done, as a person would with `laneway flow complete`.
@@ -138,11 +141,11 @@ async fn serve(pool: &PgPool, options: &Options) -> Result<(), Failure> {
     let asked = std::sync::Arc::new(tokio::sync::Notify::new());
     let teller = asked.clone();
     on_interrupt(move || teller.notify_one())?;
-    let workers = if options.no_worker { Vec::new() } else { Vec::from(workers(pool).await?) };
+    let workers = if options.no_worker { None } else { Some(workers(pool).await?) };
     eprintln!("ctrl-c ends it");
     asked.notified().await;
-    for worker in workers {
-        worker.stop().await;
+    if let Some(workers) = workers {
+        stop(workers).await;
     }
     Ok(())
 }

@@ -38,8 +38,7 @@ struct File {
     flow: Box<RawValue>,
     #[serde(default)]
     handlers: BTreeMap<String, Handler>,
-    #[serde(default)]
-    worker: Settings,
+    worker: Option<Settings>,
 }
 
 /// How a step is done.
@@ -55,7 +54,8 @@ enum Handler {
 /// A flow, its handlers and its worker's settings.
 pub(super) struct Program {
     pub(super) flow: Definition,
-    pub(super) settings: Settings,
+    /// None if the file does not say.
+    pub(super) settings: Option<Settings>,
     handlers: BTreeMap<String, Handler>,
 }
 
@@ -72,7 +72,7 @@ impl Program {
         let value: serde_json::Value = serde_json::from_str(text).map_err(wrong)?;
         if value.get("flow").is_none() {
             let flow = definition(text)?;
-            return Ok(Self { flow, settings: Settings::default(), handlers: BTreeMap::new() });
+            return Ok(Self { flow, settings: None, handlers: BTreeMap::new() });
         }
         let file: File = serde_json::from_str(text).map_err(wrong)?;
         let program =
@@ -114,27 +114,42 @@ impl Program {
 
     pub(super) fn actions(&self) -> HashMap<String, Action> {
         let http: Client = Http::builder(TokioExecutor::new()).build(connector());
-        let action = |handler: &Handler| match handler.clone() {
+        let action = |handler: &Handler, first: bool| match handler.clone() {
             Handler::Command(words) => {
                 let words = Arc::new(words);
-                Action::plain(move |task| command(words.clone(), task))
+                Action::plain(move |task| command(words.clone(), task, first))
             }
             Handler::Url(url) => {
                 let http = http.clone();
-                Action::plain(move |task| call(http.clone(), url.clone(), task))
+                Action::plain(move |task| call(http.clone(), url.clone(), task, first))
             }
         };
-        self.handlers.iter().map(|(step, handler)| (step.clone(), action(handler))).collect()
+        let first = |step: &str| self.flow.step(step).is_some_and(|step| step.depends_on.is_empty());
+        self.handlers.iter().map(|(step, handler)| (step.clone(), action(handler, first(step)))).collect()
     }
 }
 
 type Client = Http<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
-/// What the step works on: for a step without dependencies what the run was started with.
-fn input(task: &Task) -> &str {
+/// What the step works on: for a step without dependencies, one of the first, what the run was started with. A step whose dependencies were all
+/// skipped has an empty object. A map has its element, and no input of the run beside it.
+fn input(task: &Task, first: bool) -> &str {
     match &task.flow_input {
-        Some(input) if task.input.get() == "{}" => input.get(),
+        Some(input) if first => input.get(),
         _ => task.input.get(),
+    }
+}
+
+/// The URL as it may be shown: who calls and with what is a secret.
+fn shown(url: &str) -> String {
+    let url = url.split(['?', '#']).next().unwrap_or_default();
+    match url.split_once("://") {
+        Some((scheme, rest)) => {
+            let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+            let host = authority.rsplit('@').next().unwrap_or_default();
+            format!("{scheme}://{host}{path}")
+        }
+        None => url.to_owned(),
     }
 }
 
@@ -150,7 +165,7 @@ fn facts(task: &Task) -> [(&'static str, String); 6] {
     ]
 }
 
-async fn command(words: Arc<Vec<String>>, task: Arc<Task>) -> Answer {
+async fn command(words: Arc<Vec<String>>, task: Arc<Task>, first: bool) -> Answer {
     let mut command = tokio::process::Command::new(&words[0]);
     command
         .args(&words[1..])
@@ -168,7 +183,7 @@ async fn command(words: Arc<Vec<String>>, task: Arc<Task>) -> Answer {
     let give = async {
         if let Some(stdin) = &mut stdin {
             // A command that does not care for its input closes it.
-            let _ = stdin.write_all(input(&task).as_bytes()).await;
+            let _ = stdin.write_all(input(&task, first).as_bytes()).await;
         }
         drop(stdin.take());
     };
@@ -197,13 +212,14 @@ async fn all(pipe: Option<impl tokio::io::AsyncRead + Unpin>) -> Result<Vec<u8>,
     Ok(bytes)
 }
 
-async fn call(http: Client, url: String, task: Arc<Task>) -> Answer {
+async fn call(http: Client, url: String, task: Arc<Task>, first: bool) -> Answer {
     let mut request =
         Request::builder().method(Method::POST).uri(&url).header(header::CONTENT_TYPE, "application/json");
     for (name, value) in facts(&task) {
         request = request.header(format!("laneway-{name}"), value);
     }
-    let request = request.body(Full::from(input(&task).to_owned())).map_err(TaskFailure::fatal)?;
+    let request = request.body(Full::from(input(&task, first).to_owned())).map_err(TaskFailure::fatal)?;
+    let url = shown(&url);
     let response = http.request(request).await?;
     let status = response.status();
     let body = Limited::new(response.into_body(), OUTPUT_BYTES_MAX).collect().await;
@@ -241,6 +257,13 @@ mod tests {
     }
 
     #[test]
+    fn a_url_is_shown_without_its_secrets() {
+        assert_eq!(shown("https://me:pass@host:8/a/b?token=x#y"), "https://host:8/a/b");
+        assert_eq!(shown("https://host?token=a@b/c"), "https://host");
+        assert_eq!(shown("http://host/a@b"), "http://host/a@b");
+    }
+
+    #[test]
     fn a_file_is_a_flow_with_or_without_handlers() {
         let plain = Program::parse(r#"{"slug":"f","steps":[{"slug":"a"}]}"#)
             .unwrap_or_else(|_| panic!("a definition"));
@@ -248,7 +271,8 @@ mod tests {
         let text = r#"{"flow":{"slug":"f","steps":[{"slug":"a"},{"slug":"b","queue":"q"},{"slug":"c","queue":false}]},
             "handlers":{"a":{"command":["cat"]}},"worker":{"maxConcurrent":3}}"#;
         let program = Program::parse(text).unwrap_or_else(|_| panic!("a program"));
-        assert_eq!((program.missing(&[]), program.settings.max_concurrent), (vec!["b"], 3));
+        let concurrent = program.settings.as_ref().map(|settings| settings.max_concurrent);
+        assert_eq!((program.missing(&[]), concurrent), (vec!["b"], Some(3)));
         assert!(program.missing(&["f".to_owned()]).is_empty(), "what it does not poll it need not do");
         assert!(
             words(r#"{"flow":{"slug":"f","steps":[{"slug":"a"}]},"handlers":{"z":{"url":"http://x"}}}"#)

@@ -80,14 +80,27 @@ pub(super) async fn run(options: &Options, pool: &PgPool) -> Result<(), Failure>
     } else if options.files.is_empty() {
         return Err(Failure::Usage("which flow? Name a file, or --demo; --example prints a file".to_owned()));
     }
+    let (mut programs, mut configured) = (Vec::new(), None);
     for file in &options.files {
         let program = Program::read(file)?;
-        settings = program.settings.clone();
-        let polled = if options.queues.is_empty() {
-            settings.queues.clone().unwrap_or_default()
-        } else {
-            options.queues.clone()
-        };
+        if let Some(own) = &program.settings {
+            if let Some(other) = configured.replace(file) {
+                return Err(Failure::BadConfiguration(format!(
+                    "{} and {} both say how the worker works: one worker has one `worker` section",
+                    other.display(),
+                    file.display()
+                )));
+            }
+            settings = own.clone();
+        }
+        programs.push((file, program));
+    }
+    if !options.queues.is_empty() {
+        settings.queues = Some(options.queues.clone());
+        settings.queue_name = None;
+    }
+    let polled: Vec<String> = settings.queues.iter().flatten().chain(&settings.queue_name).cloned().collect();
+    for (file, program) in programs {
         let missing = program.missing(&polled);
         if !missing.is_empty() {
             return Err(Failure::BadConfiguration(format!(
@@ -98,9 +111,6 @@ pub(super) async fn run(options: &Options, pool: &PgPool) -> Result<(), Failure>
         }
         let actions = program.actions();
         builder = builder.serve_data(program.flow, actions);
-    }
-    if !options.queues.is_empty() {
-        settings.queues = Some(options.queues.clone());
     }
     settings.max_concurrent = options.concurrency.unwrap_or(settings.max_concurrent);
     settings.batch_size = options.batch.unwrap_or(settings.batch_size);
