@@ -23,7 +23,9 @@ const PACKAGES: &[(&str, &str)] = &[
     (activemq::PACKAGE, activemq::JAR),
     (chromedriver::PACKAGES[0], "/usr/bin/chromium"),
     (chromedriver::PACKAGES[1], "/usr/bin/chromedriver"),
-    // librdkafka is compiled with the router, and takes TLS from here.
+    // librdkafka is compiled with the router, by these, and takes TLS from the last two.
+    ("make", "/usr/bin/make"),
+    ("g++", "/usr/bin/g++"),
     ("libssl-dev", "/usr/include/openssl/ssl.h"),
     ("pkg-config", "/usr/bin/pkg-config"),
 ];
