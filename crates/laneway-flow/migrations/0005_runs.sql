@@ -434,7 +434,7 @@ BEGIN
         ORDER BY r.run_id LIMIT max_runs FOR UPDATE SKIP LOCKED);
     -- Not those of the last hour, however short the retention: one that was taken for dead may still come back and read.
     DELETE FROM pgflow.workers w
-    WHERE greatest(w.stopped_at, w.last_heartbeat_at) < least(v_before, clock_timestamp() - interval '1 hour');
+    WHERE w.stopped_at IS NOT NULL AND greatest(w.stopped_at, w.last_heartbeat_at) < least(v_before, clock_timestamp() - interval '1 hour');
     RETURN pgflow._forget(v_runs);
 END
 $$;

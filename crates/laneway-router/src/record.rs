@@ -114,8 +114,7 @@ pub(crate) fn kept(name: &str) -> Arc<str> {
     if name.len() <= NAME_BYTES_KEPT {
         return name.into();
     }
-    let end = (0..=NAME_BYTES_KEPT).rev().find(|end| name.is_char_boundary(*end)).unwrap_or(0);
-    format!("{}…", &name[..end]).into()
+    format!("{}…", crate::source::cut(name, NAME_BYTES_KEPT)).into()
 }
 
 /// The newest failed attempts.

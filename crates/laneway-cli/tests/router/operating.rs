@@ -164,7 +164,7 @@ fn top_shows_what_there_is_as_text_and_as_data() {
     let service = with_three_waiting();
     let answer = service.ask(&["top", "--count", "2", "--interval-millis", "100"]);
     assert_eq!(answer.code, 0, "{}", answer.stderr);
-    for part in ["measuring", "0 per second", "orders", "paused", "deepest groups", "sources", "healthy"] {
+    for part in ["measuring", "0 per second", "orders", "paused", "deepest groups", "sources", "connected"] {
         assert!(answer.stdout.contains(part), "{part} is missing in\n{}", answer.stdout);
     }
     let looks = service.tell(&["top", "--count", "1"]);

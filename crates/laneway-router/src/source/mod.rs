@@ -189,6 +189,12 @@ pub struct Depth {
     pub quarantined: u64,
 }
 
+/// As much of a text as fits into so many bytes.
+pub(crate) fn cut(text: &str, bytes_max: usize) -> &str {
+    let end = (0..=bytes_max.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    &text[..end.unwrap_or(0)]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -31,7 +31,9 @@ async fn what_is_refused_or_missing_is_said_clearly_and_mended_without_a_restart
     let owner = open(&server, "orders");
     publish(&owner, "a", "0").await;
     let client = client(&server).await;
-    let run = async |statement: &str| drop(sqlx::Executor::execute(&client, statement).await.expect("done"));
+    let run = async |statement: &str| {
+        sqlx::Executor::execute(&client, statement).await.expect("done");
+    };
     run("CREATE ROLE clerk LOGIN").await;
     let clerk = Settings { create: false, ..Settings::new(at("clerk", "postgres"), "orders") };
     let clerk = PostgresQueue::open(clerk).expect("a queue");

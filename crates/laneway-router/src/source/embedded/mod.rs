@@ -966,10 +966,7 @@ fn fate(disposal: Disposal, attempts: u16, now: Millis) -> Fate {
 }
 
 fn cut(mut reason: String) -> String {
-    if reason.len() > REASON_BYTES_MAX {
-        let end = (0..=REASON_BYTES_MAX).rev().find(|end| reason.is_char_boundary(*end)).unwrap_or(0);
-        reason.truncate(end);
-    }
+    reason.truncate(super::cut(&reason, REASON_BYTES_MAX).len());
     reason
 }
 

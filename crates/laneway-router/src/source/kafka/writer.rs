@@ -21,7 +21,7 @@ use rdkafka::util::Timeout;
 use super::partition::{Named, Record};
 use super::{KafkaSettings, require_topic, trouble};
 use crate::source::sink::{Outgoing, Published, Sink, SinkError};
-use crate::source::{Disposal, SourceError};
+use crate::source::{Disposal, SourceError, cut};
 
 /// How long a record may wait for a place in front of the producer, which holds 100,000.
 const PLACE: Duration = Duration::from_secs(10);
@@ -123,7 +123,7 @@ impl Letters {
 
 /// A reason, as much of it as there is room for.
 fn short(reason: &str) -> &str {
-    &reason[..reason.floor_char_boundary(REASON_BYTES_MAX)]
+    cut(reason, REASON_BYTES_MAX)
 }
 
 /// A topic to publish to.

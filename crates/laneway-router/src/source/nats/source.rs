@@ -20,7 +20,9 @@ use tokio::time::Instant;
 use super::keeper::Keeper;
 use super::{GROUP, KIND, REASON, Settings, TIMEOUT, partition_of};
 use crate::source::shelf::{Arrival, Content, Shelf};
-use crate::source::{Delivery, DeliveryId, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
+use crate::source::{
+    Delivery, DeliveryId, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants, cut,
+};
 
 /// How long a settlement waits for a partition that is being read anew, so that it can be told.
 const ANEW: Duration = Duration::from_secs(5);
@@ -397,7 +399,7 @@ impl NatsSource {
         let subject = format!("{}.{word}", self.shared.settings.subject);
         let text = bytes::Bytes::copy_from_slice(&text);
         let mut with_reason = headers.clone();
-        with_reason.insert(REASON, encoded(&reason[..reason.floor_char_boundary(REASON_BYTES_MAX)]));
+        with_reason.insert(REASON, encoded(cut(reason, REASON_BYTES_MAX)));
         // Headers count as part of a message. Where there is no room for them the text goes alone: it has come, so it fits.
         let mut kept = self.publish(subject.clone(), with_reason, text.clone()).await;
         for fewer in [headers, HeaderMap::new()] {

@@ -959,11 +959,9 @@ fn told(disposal: Disposal) -> (i16, f64, String) {
     }
 }
 
-fn shortened(mut reason: String) -> String {
-    let end = (0..=REASON_BYTES_MAX.min(reason.len())).rev().find(|end| reason.is_char_boundary(*end));
-    reason.truncate(end.unwrap_or(0));
+fn shortened(reason: String) -> String {
     // Postgres keeps no zeros in a text.
-    reason.replace('\0', " ")
+    crate::source::cut(&reason, REASON_BYTES_MAX).replace('\0', " ")
 }
 
 impl Source for PostgresQueue {
