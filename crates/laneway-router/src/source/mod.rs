@@ -160,9 +160,9 @@ pub trait Source: Send + Sync + 'static {
     /// How many messages wait, are leased, and are dead, as far as the source can tell.
     fn depth(&self) -> BoxFuture<'_, Result<Depth, SourceError>>;
 
-    /// What kind of source it is, as the configuration calls it.
+    /// What kind of source it is, as the configuration calls it; one that is not configured is a program's own.
     fn kind(&self) -> &'static str {
-        "embedded"
+        "custom"
     }
 
     /// Whether it has what it needs to answer. One that has to be connected first is not open until then.

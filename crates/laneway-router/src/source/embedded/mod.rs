@@ -766,6 +766,10 @@ fn view(standing: index::Standing, name: Option<Arc<str>>) -> GroupView {
 
 /// For consumers.
 impl Source for EmbeddedQueue {
+    fn kind(&self) -> &'static str {
+        "embedded"
+    }
+
     fn name(&self) -> &str {
         &self.queue.name
     }
