@@ -395,7 +395,8 @@ mod tests {
         let frozen = Standby::begin(Arc::clone(&paper) as Arc<dyn Lease>, TIME);
         frozen.active().await;
         // The clock goes on, and none of the process's tasks does.
-        frozen.shared.hold(frozen.shared.held.lock().unwrap().map(|(token, until)| (token, until - TIME)));
+        let held = *frozen.shared.held.lock().unwrap();
+        frozen.shared.hold(held.map(|(token, until)| (token, until - TIME)));
         assert!(!frozen.is_active());
         assert_eq!(frozen.token(), None);
     }

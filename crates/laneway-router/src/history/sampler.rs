@@ -213,13 +213,15 @@ impl PoolMemory {
         }
         let (mut going_on, mut least) = (0, 0);
         let hot = pool.record().hot();
-        self.shard = pool.survey(self.shard, BUDGET, |key, depth, running| {
-            let busy = running.map_or(0, |since| (since.elapsed().as_nanos() as u64).min(within));
+        pool.each_in_flight(|key, since| {
+            let busy = (since.elapsed().as_nanos() as u64).min(within);
             going_on += busy;
-            let GroupKey::Named(group) = key else { return };
-            if busy > 0 {
+            if let GroupKey::Named(group) = key {
                 hot.goes_on(pool.code(), group, busy);
             }
+        });
+        self.shard = pool.survey(self.shard, BUDGET, |key, depth| {
+            let GroupKey::Named(group) = key else { return };
             if depth > least && depth > 0 && !self.deepest.contains(group) {
                 top.push((depth, Arc::clone(group)));
                 if top.len() == DEEPEST * 2 {

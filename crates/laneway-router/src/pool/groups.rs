@@ -58,9 +58,7 @@ struct Group {
     average: Option<Duration>,
     /// When the next attempt may start.
     next_at: Option<Instant>,
-    /// The attempt that is under way.
-    running: Option<Running>,
-    /// The last ones that failed; most groups never have any.
+    /// The last attempts that failed; most groups never have any.
     failures: VecDeque<FailedAttempt>,
     /// The group is on its way back to its sources: nothing more of it is taken in.
     barred: bool,
@@ -84,6 +82,10 @@ impl Running {
 #[derive(Debug, Default)]
 struct Shard {
     groups: HashMap<GroupKey, Group, foldhash::fast::FixedState>,
+    /// The attempts that are under way: as many as slots are busy, however many groups there are.
+    running: HashMap<GroupKey, Running, foldhash::fast::FixedState>,
+    /// How many groups have messages here.
+    active: usize,
     /// How many entries there were after the last sweep.
     swept: usize,
 }
@@ -110,10 +112,11 @@ impl Groups {
 
     /// Counts one more message, if the group may have it.
     pub(super) fn enter(&self, key: &GroupKey, settings: &PoolSettings) -> bool {
-        let mut shard = self.shard(key);
+        let shard = &mut *self.shard(key);
         shard.sweep();
         let group = shard.groups.entry(key.clone()).or_default();
         let fits = !group.barred && group.depth < group.capacity(settings);
+        shard.active += usize::from(fits && group.depth == 0);
         group.depth += usize::from(fits);
         fits
     }
@@ -136,8 +139,9 @@ impl Groups {
 
     /// One message has left.
     pub(super) fn leave(&self, key: &GroupKey) {
-        let mut shard = self.shard(key);
+        let shard = &mut *self.shard(key);
         let Some(group) = shard.groups.get_mut(key) else { return };
+        shard.active -= usize::from(group.depth == 1);
         group.depth = group.depth.saturating_sub(1);
         if !group.is_needed(Instant::now()) {
             shard.groups.remove(key);
@@ -168,9 +172,7 @@ impl Groups {
         since: Instant,
         slot: usize,
     ) {
-        if let Some(group) = self.shard(key).groups.get_mut(key) {
-            group.running = Some(Running { message, attempt, since, slot });
-        }
+        self.shard(key).running.insert(key.clone(), Running { message, attempt, since, slot });
     }
 
     /// The attempts that began first, oldest first.
@@ -178,21 +180,26 @@ impl Groups {
         let mut all = Vec::new();
         for shard in &self.shards {
             let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-            let running = shard
-                .groups
-                .iter()
-                .filter_map(|(key, group)| group.running.as_ref().map(|running| running.view(key)));
-            all.extend(running);
+            all.extend(shard.running.iter().map(|(key, running)| running.view(key)));
         }
         all.sort_by_key(|one| one.since);
         all.truncate(most);
         all
     }
 
+    /// Shows the attempts that are under way, and since when.
+    pub(super) fn each_in_flight(&self, mut visit: impl FnMut(&GroupKey, Instant)) {
+        for shard in &self.shards {
+            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            shard.running.iter().for_each(|(key, running)| visit(key, running.since));
+        }
+    }
+
     /// An attempt has ended and took so long.
     pub(super) fn learn(&self, key: &GroupKey, took: Duration) {
-        if let Some(group) = self.shard(key).groups.get_mut(key) {
-            group.running = None;
+        let shard = &mut *self.shard(key);
+        shard.running.remove(key);
+        if let Some(group) = shard.groups.get_mut(key) {
             group.average = Some(group.average.map_or(took, |average| (average * 7 + took) / 8));
         }
     }
@@ -212,7 +219,7 @@ impl Groups {
         let shard = self.shard(key);
         let Some(group) = shard.groups.get(key) else { return GroupNotes::default() };
         GroupNotes {
-            running: group.running.as_ref().map(|running| running.view(key)),
+            running: shard.running.get(key).map(|running| running.view(key)),
             average: group.average,
             failures: group.failures.iter().cloned().collect(),
         }
@@ -236,13 +243,13 @@ impl Groups {
         found
     }
 
-    /// Shows the groups of one part after the other, from one part on, until `budget` of them were seen: key, depth, and since when an attempt is under way. Says
+    /// Shows the groups of one part after the other, from one part on, until `budget` of them were seen: key and depth. Says
     /// where to go on. So a look costs the same for a thousand groups and for a million, and no part is held for long.
     pub(super) fn survey(
         &self,
         from: usize,
         budget: usize,
-        mut visit: impl FnMut(&GroupKey, usize, Option<Instant>),
+        mut visit: impl FnMut(&GroupKey, usize),
     ) -> usize {
         let mut seen = 0;
         for step in 0..SHARDS {
@@ -251,19 +258,14 @@ impl Groups {
                 return (from + step) % SHARDS;
             }
             seen += shard.groups.len();
-            for (key, group) in &shard.groups {
-                visit(key, group.depth, group.running.as_ref().map(|running| running.since));
-            }
+            shard.groups.iter().for_each(|(key, group)| visit(key, group.depth));
         }
         from
     }
 
     /// How many groups have messages here.
     pub(super) fn count(&self) -> usize {
-        let active = |shard: &Mutex<Shard>| {
-            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-            shard.groups.values().filter(|group| group.depth > 0).count()
-        };
+        let active = |shard: &Mutex<Shard>| shard.lock().unwrap_or_else(PoisonError::into_inner).active;
         self.shards.iter().map(active).sum()
     }
 }

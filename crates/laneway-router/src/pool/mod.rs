@@ -799,13 +799,13 @@ impl Pool {
     }
 
     /// See [`Groups::survey`].
-    pub(crate) fn survey(
-        &self,
-        from: usize,
-        budget: usize,
-        visit: impl FnMut(&GroupKey, usize, Option<Instant>),
-    ) -> usize {
+    pub(crate) fn survey(&self, from: usize, budget: usize, visit: impl FnMut(&GroupKey, usize)) -> usize {
         self.core.groups.survey(from, budget, visit)
+    }
+
+    /// See [`Groups::each_in_flight`].
+    pub(crate) fn each_in_flight(&self, visit: impl FnMut(&GroupKey, Instant)) {
+        self.core.groups.each_in_flight(visit);
     }
 
     /// For how long slots were busy since the pool was started; `more` is what those under way have added until now.
