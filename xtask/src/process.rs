@@ -28,7 +28,9 @@ pub(crate) fn cargo(arguments: &str) -> Command {
     // They describe this program. Some build scripts look at them, and would have all that hangs on them built again after a plain `cargo test`.
     let describes_us = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
     let ours = env::vars_os().filter(|(name, _)| name.to_str().is_some_and(describes_us));
-    ours.for_each(|(name, _)| drop(command.env_remove(name)));
+    for (name, _) in ours {
+        command.env_remove(name);
+    }
     command
 }
 
