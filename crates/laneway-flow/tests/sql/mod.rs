@@ -47,6 +47,7 @@ pub(crate) struct Task {
     pub(crate) input: Value,
     pub(crate) flow_input: Option<Value>,
     pub(crate) attempts: i32,
+    pub(crate) start: i64,
     pub(crate) timeout: i32,
 }
 
@@ -319,6 +320,7 @@ impl Task {
             input: row.get("input"),
             flow_input: row.get("flow_input"),
             attempts: row.get("attempts_count"),
+            start: row.get("start_number"),
             timeout: row.get("timeout"),
         }
     }
