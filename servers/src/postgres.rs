@@ -26,8 +26,14 @@ const SYSTEM_USER: &str = "postgres";
 /// Where Debian puts the programs, a folder per version.
 const VERSIONS: &str = "/usr/lib/postgresql";
 
+/// Names one of [`OTHER_VERSIONS`] for all tests, to see what a version does to them.
+const VERSION_VARIABLE: &str = "LANEWAY_TEST_POSTGRES";
+
 /// Starts a cluster. Everybody on this machine may connect to it without a password.
 pub fn start() -> Result<Server> {
+    if let Ok(version) = std::env::var(VERSION_VARIABLE) {
+        return start_version(version.parse().with_context(|| format!("{VERSION_VARIABLE} is no version"))?);
+    }
     let programs = programs()?;
     let port = free_port()?;
     let initdb = programs.join("initdb");
@@ -72,7 +78,9 @@ fn unpack(package: &Path, folder: &Path) -> Result<()> {
     run(Command::new("cp").arg("-r").arg(package.join("native")).arg(folder))?;
     let links: Value = serde_json::from_str(&fs::read_to_string(package.join("native/pg-symlinks.json"))?)?;
     for link in links.as_array().into_iter().flatten() {
-        let path = |name: &str| link[name].as_str().map(Path::new).with_context(|| format!("a link without its {name}"));
+        let path = |name: &str| {
+            link[name].as_str().map(Path::new).with_context(|| format!("a link without its {name}"))
+        };
         let (source, target) = (path("source")?, folder.join(path("target")?));
         if !target.exists() {
             symlink(source.file_name().context("a link to nothing")?, target)?;

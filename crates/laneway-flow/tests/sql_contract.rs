@@ -505,8 +505,18 @@ async fn say_all_in_vain(db: &sql::Database, task: &Task) {
     let one = format!("'{run_id}', '{step_slug}', {task_index}");
     let before = db.get("SELECT string_agg(t::text, ' ') FROM pgflow.step_tasks t").await;
     for (call, answer) in [
-        (format!("SELECT outcome FROM pgflow.complete_tasks({key}, ARRAY['1'::jsonb], ARRAY[{start}::bigint])"), "ignored"),
-        (format!("SELECT outcome FROM pgflow.fail_tasks({key}, ARRAY['late'], NULL, ARRAY[{start}::bigint])"), "ignored"),
+        (
+            format!(
+                "SELECT outcome FROM pgflow.complete_tasks({key}, ARRAY['1'::jsonb], ARRAY[{start}::bigint])"
+            ),
+            "ignored",
+        ),
+        (
+            format!(
+                "SELECT outcome FROM pgflow.fail_tasks({key}, ARRAY['late'], NULL, ARRAY[{start}::bigint])"
+            ),
+            "ignored",
+        ),
         (format!("SELECT count(*) FROM pgflow.extend_tasks({key}, 500, ARRAY[{start}::bigint])"), "0"),
         (format!("SELECT pgflow.release_tasks({key}, ARRAY[{start}::bigint])"), "0"),
         (format!("SELECT count(*) FROM pgflow.complete_task({one}, '1', {start})"), "0"),
@@ -514,13 +524,20 @@ async fn say_all_in_vain(db: &sql::Database, task: &Task) {
     ] {
         assert_eq!(db.get(&call).await, answer, "{call}");
     }
-    assert_eq!(db.get("SELECT string_agg(t::text, ' ') FROM pgflow.step_tasks t").await, before, "nothing has changed");
+    assert_eq!(
+        db.get("SELECT string_agg(t::text, ' ') FROM pgflow.step_tasks t").await,
+        before,
+        "nothing has changed"
+    );
 }
 
 #[tokio::test]
 async fn only_the_last_start_of_a_task_can_settle_it() {
     let db = database().await;
-    db.run("SELECT pgflow.create_flow('f', base_delay => 0, timeout => 10); SELECT pgflow.add_step('f', 'a')").await;
+    db.run(
+        "SELECT pgflow.create_flow('f', base_delay => 0, timeout => 10); SELECT pgflow.add_step('f', 'a')",
+    )
+    .await;
     let run = db.start("f", &json!({})).await;
     let worker = db.worker(&["f"]).await;
     let mut task = db.read(worker, &["f"], 1).await.remove(0);
@@ -529,7 +546,9 @@ async fn only_the_last_start_of_a_task_can_settle_it() {
         let key = format!("ARRAY['{run}']::uuid[], ARRAY['a'], ARRAY[0]");
         match lost_by {
             "failure" => drop(db.fail(&[(task.clone(), "x")]).await),
-            "release" => db.run(&format!("SELECT pgflow.release_tasks({key}, ARRAY[{}::bigint])", task.start)).await,
+            "release" => {
+                db.run(&format!("SELECT pgflow.release_tasks({key}, ARRAY[{}::bigint])", task.start)).await
+            }
             "stall" => {
                 pass(&db, 50).await;
                 assert_eq!(db.count("SELECT pgflow.requeue_stalled_tasks()").await, 1);
@@ -537,7 +556,10 @@ async fn only_the_last_start_of_a_task_can_settle_it() {
             "retry of the run" => {
                 db.run(&format!("SELECT pgflow.cancel_run('{run}'); SELECT pgflow.retry_run('{run}')")).await
             }
-            _ => assert_eq!(db.count(&format!("SELECT pgflow.release_unknown_tasks('{worker}', '{{}}')")).await, 1),
+            _ => assert_eq!(
+                db.count(&format!("SELECT pgflow.release_unknown_tasks('{worker}', '{{}}')")).await,
+                1
+            ),
         }
         let next = db.read(worker, &["f"], 1).await.remove(0);
         assert!(next.start > task.start, "{lost_by}: {next:?}");
@@ -545,7 +567,8 @@ async fn only_the_last_start_of_a_task_can_settle_it() {
         task = next;
     }
     assert_eq!(
-        db.count(&format!("SELECT pgflow.release_unknown_tasks('{worker}', ARRAY[{}::bigint])", task.start)).await,
+        db.count(&format!("SELECT pgflow.release_unknown_tasks('{worker}', ARRAY[{}::bigint])", task.start))
+            .await,
         0,
         "it is in the worker's hand"
     );
@@ -565,9 +588,13 @@ async fn every_way_to_start_a_task_hands_out_the_number_of_the_start() {
     .await;
     let run = db.start("f", &json!({})).await;
     let worker = db.worker(&["f"]).await;
-    let number = |step: &str| format!("SELECT start_number FROM pgflow.step_tasks WHERE run_id = '{run}' AND step_slug = '{step}'");
+    let number = |step: &str| {
+        format!("SELECT start_number FROM pgflow.step_tasks WHERE run_id = '{run}' AND step_slug = '{step}'")
+    };
     let by_hand = db.count(&number("hand")).await;
-    let given = db.count(&format!("SELECT start_number FROM pgflow.start_tasks('f', ARRAY[1::bigint], '{worker}')")).await;
+    let given = db
+        .count(&format!("SELECT start_number FROM pgflow.start_tasks('f', ARRAY[1::bigint], '{worker}')"))
+        .await;
     assert_eq!(db.count(&number("a")).await, given);
     let polled = db.count("SELECT start_number FROM pgflow.poll_for_tasks('f', 1, 1, 1, 50)").await;
     assert_eq!(db.count(&number("moved")).await, polled);
@@ -575,7 +602,10 @@ async fn every_way_to_start_a_task_hands_out_the_number_of_the_start() {
     all.sort_unstable();
     assert!(all.windows(2).all(|pair| pair[0] < pair[1]), "no two starts have one number: {all:?}");
     db.run(&format!("SELECT pgflow.cancel_run('{run}'); SELECT pgflow.retry_run('{run}')")).await;
-    assert!(db.count(&number("hand")).await > by_hand, "who had it in hand before the retry cannot settle it");
+    assert!(
+        db.count(&number("hand")).await > by_hand,
+        "who had it in hand before the retry cannot settle it"
+    );
     let late = format!("SELECT count(*) FROM pgflow.complete_task('{run}', 'hand', 0, '1', {by_hand})");
     assert_eq!(db.count(&late).await, 0);
 }
@@ -1054,8 +1084,16 @@ async fn all_outputs_of_a_run_together_have_a_limit() {
         "three of the large run and both of the small one fit"
     );
     assert_eq!(db.step(small, "m").await, "completed");
-    assert_eq!((db.status(big).await, db.step(big, "m").await), ("started".into(), "started".into()), "nothing is lost");
-    let left = db.count(&format!("SELECT min(task_index) FROM pgflow.step_tasks WHERE run_id = '{big}' AND status = 'started'")).await;
+    assert_eq!(
+        (db.status(big).await, db.step(big, "m").await),
+        ("started".into(), "started".into()),
+        "nothing is lost"
+    );
+    let left = db
+        .count(&format!(
+            "SELECT min(task_index) FROM pgflow.step_tasks WHERE run_id = '{big}' AND status = 'started'"
+        ))
+        .await;
     let by_hand = format!("SELECT pgflow.complete_task('{big}', 'm', {left}, to_jsonb(repeat('x', 3000)))");
     let (code, words) = db.refusal(&by_hand).await;
     assert!(code == "PF003" && words.contains("10000 bytes"), "{code} {words}");

@@ -91,8 +91,12 @@ fn overdue(held: &Held, stage: Stage, timeout: u32, grace: u32) -> String {
     let task = &held.task;
     let what = match stage {
         Stage::Waits => "has waited in this worker for longer, and is handed back",
-        Stage::Ended => "has ended, but the database could not be told for longer: others will do the task again",
-        Stage::Runs | Stage::LetGo => "has not ended after it: does it block its thread? Others will get the task",
+        Stage::Ended => {
+            "has ended, but the database could not be told for longer: others will do the task again"
+        }
+        Stage::Runs | Stage::LetGo => {
+            "has not ended after it: does it block its thread? Others will get the task"
+        }
     };
     format!(
         "the handler of step {:?} of run {} has {timeout} s and a grace of {grace} s, and {what}",

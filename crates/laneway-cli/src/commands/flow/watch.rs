@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::{failure, graph};
+use crate::client::program;
 use crate::exit::Failure;
 use crate::table::{self, printable};
 
@@ -70,7 +71,13 @@ fn ended(look: &Value, once: bool, json: bool) -> Result<(), Failure> {
             Err(Failure::Refused(format!("the run {status}{error}").replace("run failed", "run has failed")))
         }
         Some("completed") if !json => {
-            println!("{}", look["output"]);
+            match look["outputBytes"].as_u64() {
+                Some(bytes) if look["output"].is_null() => {
+                    let run = look["runId"].as_str().unwrap_or_default();
+                    eprintln!("its output has {bytes} bytes: `{} flow output {run}` prints it", program());
+                }
+                _ => println!("{}", look["output"]),
+            }
             Ok(())
         }
         _ => Ok(()),
