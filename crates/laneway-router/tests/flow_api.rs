@@ -215,6 +215,7 @@ async fn whole_flows(api: &Api) {
     let one = format!("/api/runs/{}", runs[0]);
     assert_eq!(api.call("DELETE", &one, None, 200).await["changed"], true);
     assert_eq!(api.call("DELETE", &one, None, 200).await["changed"], false);
+    api.call("POST", "/api/runs/prune", None, 422).await;
     let old = json!({"olderThanSeconds": 0, "flow": "whole"});
     assert_eq!(api.call("POST", "/api/runs/prune", Some(old.clone()), 200).await["runs"], 2);
     assert_eq!(api.call("POST", "/api/runs/prune", Some(old), 200).await["runs"], 0);

@@ -215,16 +215,20 @@ async fn output(State(service): State<Service>, Path(id): Path<String>, Query(of
     Ok(Answer(json!({ "completed": output.is_some(), "output": output })))
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Prune {
-    older_than_seconds: u32,
+    older_than_seconds: Option<u32>,
     flow: Option<String>,
 }
 
 /// One piece in a call, so that nothing is locked for long: 0 means that there is nothing left.
 async fn prune(State(service): State<Service>, Json(body): Json<Prune>) -> Looked {
-    let older = Duration::from_secs(body.older_than_seconds.into());
+    // No body is no wish to delete everything.
+    let seconds = body.older_than_seconds;
+    let seconds =
+        seconds.ok_or_else(|| Problem::unprocessable("olderThanSeconds is missing: how long ago?"))?;
+    let older = Duration::from_secs(seconds.into());
     let deleted = client::prune(database(&service)?, older, body.flow.as_deref()).await;
     runs_changed(deleted.map(|deleted| u64::try_from(deleted).unwrap_or(0)))
 }
