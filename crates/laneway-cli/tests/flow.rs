@@ -129,6 +129,8 @@ fn a_flow_of_commands_from_its_file_to_its_end() {
         assert!(Instant::now() < deadline, "{}", shell.ends(&["flow", "watch", &run, "--once"], 0));
         std::thread::sleep(Duration::from_millis(50)); // paced: another process works
     }
+    let seen = shell.ends(&["flow", "watch", &run, "--once"], 0);
+    assert!(seen.contains(&format!("flow complete {run} sign JSON")), "{seen}");
     shell.ends(&["flow", "complete", &run, "sign", "\"me\""], 0);
     shell.ends(&["flow", "complete", &run, "sign", "\"me\""], 4);
     let seen = shell.ends(&["flow", "watch", &run], 0);
@@ -140,8 +142,22 @@ fn a_flow_of_commands_from_its_file_to_its_end() {
     let failed = runs[0]["runId"].as_str().unwrap();
     shell.ends(&["flow", "retry", failed], 0);
     shell.ends(&["flow", "cancel", &run], 4);
-    assert_eq!(shell.json(&["flow", "workers"])[0]["alive"], true);
-    assert_eq!(shell.json(&["flow", "queues"])[1]["queue"], "sizes");
+    let again = shell.write("again.json", AGAIN);
+    let other = shell.command(&["flow", "worker", &again]).stderr(Stdio::null()).spawn().expect("it starts");
+    let _other = Background(other);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !shell.json(&["flow", "list"]).iter().any(|flow| flow["slug"] == "again") {
+        assert!(Instant::now() < deadline, "the worker makes its flow");
+        std::thread::sleep(Duration::from_millis(50)); // paced: another process works
+    }
+    let run = shell.ends(&["flow", "start", "again"], 0).trim().to_owned();
+    while !shell.ends(&["flow", "watch", &run, "--once"], 0).contains("only is tried again after this: ") {
+        assert!(Instant::now() < deadline, "{}", shell.ends(&["flow", "watch", &run, "--once"], 0));
+        std::thread::sleep(Duration::from_millis(50)); // paced: another process works
+    }
+    shell.ends(&["flow", "cancel", &run], 0);
+    assert!(shell.json(&["flow", "workers"]).iter().all(|worker| worker["alive"] == true));
+    assert!(shell.json(&["flow", "queues"]).iter().any(|queue| queue["queue"] == "sizes"));
     assert_eq!(
         shell.json(&["flow", "prune", "--older-than", "0s", "--flow", "shell_flow", "--yes"])[0]["deleted"]
             .as_u64()
@@ -149,6 +165,12 @@ fn a_flow_of_commands_from_its_file_to_its_end() {
         Some(true)
     );
 }
+
+/// Fails, and is tried again much later.
+const AGAIN: &str = r#"{
+  "flow": {"slug": "again", "steps": [{"slug": "only", "baseDelay": 600}]},
+  "handlers": {"only": {"command": ["sh", "-c", "echo not today >&2; exit 1"]}}
+}"#;
 
 const SIMPLE: &str = r#"{"slug": "simple", "steps": [{"slug": "sign", "queue": false}, {"slug": "idle", "dependsOn": ["sign"]}]}"#;
 

@@ -97,7 +97,7 @@ fn size(value: &str) -> String {
     )
 }
 
-/// A run with its steps, in the flow's order. An input or output over [`OUTPUT_SHOWN_MAX`] is left out, and so are those of steps after
+/// A run with its steps, in the flow's order. The error of a step that has started is that of a task that is tried again. An input or output over [`OUTPUT_SHOWN_MAX`] is left out, and so are those of steps after
 /// [`OUTPUTS_SHOWN_MAX`] of them; `inputBytes` and `outputBytes` say how large they are: as text, or as the database keeps them.
 pub async fn run(pool: &PgPool, run_id: Uuid) -> Result<Value, FlowError> {
     let (input, output) = (size("r.input"), size("r.output"));
@@ -107,7 +107,9 @@ pub async fn run(pool: &PgPool, run_id: Uuid) -> Result<Value, FlowError> {
             'output', CASE WHEN z.output <= {OUTPUT_SHOWN_MAX} THEN r.output END, 'outputBytes', z.output, 'steps',
             (SELECT coalesce(jsonb_agg(s.shape || jsonb_build_object('status', t.status, 'initialTasks', t.initial_tasks,
                 'remainingTasks', t.remaining_tasks, 'startedAt', t.started_at, 'endedAt', coalesce(t.completed_at, t.failed_at, t.skipped_at),
-                'error', t.error_message, 'skipReason', t.skip_reason,
+                'error', coalesce(t.error_message, CASE t.status WHEN 'started' THEN (SELECT k.error_message FROM pgflow.step_tasks k
+                    WHERE k.run_id = t.run_id AND k.step_slug = t.step_slug AND k.status IN ('queued', 'started') AND k.error_message IS NOT NULL
+                    ORDER BY k.task_index LIMIT 1) END), 'skipReason', t.skip_reason,
                 'output', CASE WHEN t.output_bytes <= {OUTPUT_SHOWN_MAX} AND t.shown <= {OUTPUTS_SHOWN_MAX} THEN t.output END,
                 'outputBytes', CASE WHEN t.output IS NOT NULL THEN t.output_bytes END, 'tasks',
                 jsonb_build_object('queued', 0, 'started', 0, 'completed', 0, 'failed', 0) ||

@@ -139,11 +139,15 @@ enum What {
         step: Option<String>,
     },
     /// Let a failed or cancelled run go on where it stopped, or all failed runs of a flow
+    #[command(override_usage = "laneway flow retry <RUN>\n       laneway flow retry --flow <SLUG>")]
     Retry {
         #[command(flatten)]
         which: Which,
     },
     /// End a run, or all runs of a flow that are not over
+    #[command(
+        override_usage = "laneway flow cancel <RUN> [--reason <TEXT>]\n       laneway flow cancel --flow <SLUG> --yes"
+    )]
     Cancel {
         #[command(flatten)]
         which: Which,
@@ -155,6 +159,9 @@ enum What {
         yes: bool,
     },
     /// Delete a run and all that is known of it, or a flow with its steps, its runs and its queues
+    #[command(
+        override_usage = "laneway flow delete <RUN> --yes\n       laneway flow delete --flow <SLUG> --yes"
+    )]
     Delete {
         #[command(flatten)]
         which: Which,
@@ -442,7 +449,8 @@ async fn show(pool: &PgPool, flow: &str, json: bool) -> Result<(), Failure> {
     eprintln!(
         "\n{} attempts, {} s before the second, {} s each{}",
         flow["maxAttempts"],
-        flow["baseDelay"],
+        // It doubles with each attempt, also with the first.
+        flow["baseDelay"].as_u64().map_or(0, |seconds| seconds.saturating_mul(2)),
         flow["timeout"],
         if key.is_empty() { String::new() } else { format!("; runs of one {key} go one after another") }
     );
