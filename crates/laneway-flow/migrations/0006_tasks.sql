@@ -291,17 +291,19 @@ BEGIN
             had.bytes + sum(CASE WHEN t.run_id IS NOT NULL AND pg_column_size(u.output) <= v_limit THEN pg_column_size(u.output) ELSE 0 END)
                 OVER (PARTITION BY u.run_id ORDER BY u.place) AS total,
             row_number() OVER (PARTITION BY u.run_id, u.step_slug, u.task_index ORDER BY u.place) AS again,
-            p.step_type = 'single' AND EXISTS (
+            t.step_type = 'single' AND EXISTS (
                 SELECT FROM pgflow.deps d JOIN pgflow.steps c ON c.flow_slug = d.flow_slug AND c.step_slug = d.step_slug
                 JOIN pgflow.step_states cs ON cs.run_id = t.run_id AND cs.step_slug = d.step_slug
                 WHERE d.flow_slug = t.flow_slug AND d.dep_slug = t.step_slug AND c.step_type = 'map') AS feeds_map
         FROM unnest(p_run_ids, p_step_slugs, p_task_indexes, p_outputs, p_starts)
             WITH ORDINALITY u(run_id, step_slug, task_index, output, start_number, place)
-        LEFT JOIN (pgflow.step_tasks t
-            JOIN pgflow.steps p ON p.flow_slug = t.flow_slug AND p.step_slug = t.step_slug
-            JOIN pgflow.runs r ON r.run_id = t.run_id AND r.status = 'started')
-          ON t.run_id = u.run_id AND t.step_slug = u.step_slug AND t.task_index = u.task_index AND t.status = 'started'
-         AND (u.start_number IS NULL OR u.start_number = t.start_number)
+        -- One task after another by its key, whatever the planner believes of the number of tasks that are started (OFFSET keeps it from that).
+        LEFT JOIN LATERAL (SELECT k.run_id, k.flow_slug, k.step_slug, k.status, k.start_number, p.step_type, r.status AS run_status
+            FROM pgflow.step_tasks k
+            JOIN pgflow.steps p ON p.flow_slug = k.flow_slug AND p.step_slug = k.step_slug
+            JOIN pgflow.runs r ON r.run_id = k.run_id
+            WHERE k.run_id = u.run_id AND k.step_slug = u.step_slug AND k.task_index = u.task_index OFFSET 0) t
+          ON t.run_status = 'started' AND t.status = 'started' AND (u.start_number IS NULL OR u.start_number = t.start_number)
         LEFT JOIN (SELECT s.run_id, sum(s.output_bytes) AS bytes FROM pgflow.step_states s WHERE s.run_id = ANY (v_runs) GROUP BY s.run_id) had
           ON had.run_id = u.run_id) x;
 
@@ -487,17 +489,18 @@ BEGIN
     INTO v_queues, v_delays, v_outcomes
     FROM (
         SELECT u.place, t.run_id AS task, t.queue, t.attempts_count, coalesce(u.permanent, false) AS permanent,
-            coalesce(p.opt_max_attempts, f.opt_max_attempts) AS max_attempts,
-            pgflow.calculate_retry_delay(coalesce(p.opt_base_delay, f.opt_base_delay), t.attempts_count) AS delay,
+            t.max_attempts, pgflow.calculate_retry_delay(t.base_delay, t.attempts_count) AS delay,
             row_number() OVER (PARTITION BY u.run_id, u.step_slug, u.task_index ORDER BY u.place) AS again
         FROM unnest(p_run_ids, p_step_slugs, p_task_indexes, p_permanent, p_starts)
             WITH ORDINALITY u(run_id, step_slug, task_index, permanent, start_number, place)
-        LEFT JOIN (pgflow.step_tasks t
-            JOIN pgflow.steps p ON p.flow_slug = t.flow_slug AND p.step_slug = t.step_slug
-            JOIN pgflow.flows f ON f.flow_slug = t.flow_slug
-            JOIN pgflow.runs r ON r.run_id = t.run_id AND r.status = 'started')
-          ON t.run_id = u.run_id AND t.step_slug = u.step_slug AND t.task_index = u.task_index AND t.status = 'started'
-         AND (u.start_number IS NULL OR u.start_number = t.start_number)) x;
+        LEFT JOIN LATERAL (SELECT k.run_id, k.queue, k.status, k.attempts_count, k.start_number, r.status AS run_status,
+                coalesce(p.opt_max_attempts, f.opt_max_attempts) AS max_attempts, coalesce(p.opt_base_delay, f.opt_base_delay) AS base_delay
+            FROM pgflow.step_tasks k
+            JOIN pgflow.steps p ON p.flow_slug = k.flow_slug AND p.step_slug = k.step_slug
+            JOIN pgflow.flows f ON f.flow_slug = k.flow_slug
+            JOIN pgflow.runs r ON r.run_id = k.run_id
+            WHERE k.run_id = u.run_id AND k.step_slug = u.step_slug AND k.task_index = u.task_index OFFSET 0) t
+          ON t.run_status = 'started' AND t.status = 'started' AND (u.start_number IS NULL OR u.start_number = t.start_number)) x;
 
     PERFORM pgflow._requeue(u.queue, array_agg(u.run_id), array_agg(u.step_slug), array_agg(u.task_index), array_agg(u.delay),
         array_agg(left(u.error, 10000)), false)
