@@ -17,3 +17,11 @@ fn it_comes_back_after_a_kill_and_goes_with_its_value() {
     assert!(TcpStream::connect(address).is_err(), "a dropped server accepts nothing");
     assert!(!folder.exists(), "its folder goes with it");
 }
+
+#[test]
+fn the_oldest_and_the_newest_version_start_as_well() {
+    for version in postgres::OTHER_VERSIONS {
+        let server = postgres::start_version(*version).unwrap_or_else(|error| panic!("{version}: {error:?}"));
+        assert!(server.log().contains(&format!("starting PostgreSQL {version}.")), "{}", server.log());
+    }
+}

@@ -129,6 +129,8 @@ fn a_flow_of_commands_from_its_file_to_its_end() {
         assert!(Instant::now() < deadline, "{}", shell.ends(&["flow", "watch", &run, "--once"], 0));
         std::thread::sleep(Duration::from_millis(50)); // paced: another process works
     }
+    let seen = shell.ends(&["flow", "watch", &run, "--once"], 0);
+    assert!(seen.contains(&format!("flow complete {run} sign JSON")), "{seen}");
     shell.ends(&["flow", "complete", &run, "sign", "\"me\""], 0);
     shell.ends(&["flow", "complete", &run, "sign", "\"me\""], 4);
     let seen = shell.ends(&["flow", "watch", &run], 0);
@@ -140,13 +142,136 @@ fn a_flow_of_commands_from_its_file_to_its_end() {
     let failed = runs[0]["runId"].as_str().unwrap();
     shell.ends(&["flow", "retry", failed], 0);
     shell.ends(&["flow", "cancel", &run], 4);
-    assert_eq!(shell.json(&["flow", "workers"])[0]["alive"], true);
-    assert_eq!(shell.json(&["flow", "queues"])[1]["queue"], "sizes");
+    let again = shell.write("again.json", AGAIN);
+    let other = shell.command(&["flow", "worker", &again]).stderr(Stdio::null()).spawn().expect("it starts");
+    let _other = Background(other);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !shell.json(&["flow", "list"]).iter().any(|flow| flow["slug"] == "again") {
+        assert!(Instant::now() < deadline, "the worker makes its flow");
+        std::thread::sleep(Duration::from_millis(50)); // paced: another process works
+    }
+    let run = shell.ends(&["flow", "start", "again"], 0).trim().to_owned();
+    while !shell.ends(&["flow", "watch", &run, "--once"], 0).contains("only is tried again after this: ") {
+        assert!(Instant::now() < deadline, "{}", shell.ends(&["flow", "watch", &run, "--once"], 0));
+        std::thread::sleep(Duration::from_millis(50)); // paced: another process works
+    }
+    shell.ends(&["flow", "cancel", &run], 0);
+    assert!(shell.json(&["flow", "workers"]).iter().all(|worker| worker["alive"] == true));
+    assert!(shell.json(&["flow", "queues"]).iter().any(|queue| queue["queue"] == "sizes"));
     assert_eq!(
-        shell.json(&["flow", "prune", "--older-than", "0s", "--flow", "shell_flow"])[0]["deleted"]
+        shell.json(&["flow", "prune", "--older-than", "0s", "--flow", "shell_flow", "--yes"])[0]["deleted"]
             .as_u64()
             .map(|n| n > 0),
         Some(true)
+    );
+}
+
+/// Fails, and is tried again much later.
+const AGAIN: &str = r#"{
+  "flow": {"slug": "again", "steps": [{"slug": "only", "baseDelay": 600}]},
+  "handlers": {"only": {"command": ["sh", "-c", "echo not today >&2; exit 1"]}}
+}"#;
+
+const SIMPLE: &str = r#"{"slug": "simple", "steps": [{"slug": "sign", "queue": false}, {"slug": "idle", "dependsOn": ["sign"]}]}"#;
+
+#[test]
+fn runs_and_flows_are_cancelled_retried_deleted_and_pruned() {
+    let shell = Shell::new();
+    shell.ends(&["flow", "migrate"], 0);
+    let file = shell.write("simple.json", SIMPLE);
+    shell.ends(&["flow", "define", &file], 0);
+    let start = || shell.json(&["flow", "start", "simple"])[0]["runId"].as_str().unwrap().to_owned();
+    let in_status =
+        |status: &str| shell.json(&["flow", "runs", "--flow", "simple", "--status", status]).len();
+    let runs = [start(), start(), start()];
+
+    // A whole flow, and what destroys, wants a word.
+    assert!(shell.ends(&["flow", "cancel", "--flow", "simple"], 2).contains("--yes"));
+    assert!(shell.ends(&["flow", "delete", &runs[0]], 2).contains("--yes"));
+    assert!(shell.ends(&["flow", "delete", "--flow", "simple"], 2).contains("--yes"));
+    assert!(shell.ends(&["flow", "prune", "--older-than", "1d"], 2).contains("--yes"));
+    shell.ends(&["flow", "retry"], 2);
+    shell.ends(&["flow", "cancel", &runs[0], "--flow", "simple", "--yes"], 2);
+    assert_eq!(in_status("started"), 3, "nothing has happened");
+
+    shell.ends(&["flow", "complete", &runs[0], "sign", "--fail", "no pen"], 0);
+    shell.ends(&["flow", "cancel", &runs[1], "--reason", "not wanted"], 0);
+    assert!(shell.ends(&["flow", "cancel", &runs[1]], 4).contains("over"));
+    assert_eq!((in_status("failed"), in_status("cancelled"), in_status("started")), (1, 1, 1));
+    assert_eq!(shell.json(&["flow", "retry", "--flow", "simple"])[0]["retried"], 1, "the one that failed");
+    assert_eq!(shell.json(&["flow", "retry", &runs[1]])[0]["changed"], true, "the one that was cancelled");
+    assert_eq!(shell.json(&["flow", "cancel", "--flow", "simple", "--yes"])[0]["cancelled"], 3);
+    assert_eq!(shell.json(&["flow", "cancel", "--flow", "simple", "--yes"])[0]["cancelled"], 0);
+
+    assert_eq!(shell.json(&["flow", "delete", &runs[0], "--yes"])[0]["changed"], true);
+    assert!(shell.ends(&["flow", "delete", &runs[0], "--yes"], 4).contains("there is no run"));
+    assert_eq!(
+        shell.json(&["flow", "prune", "--older-than", "1d", "--yes"])[0]["deleted"],
+        0,
+        "nothing is that old"
+    );
+    assert_eq!(shell.json(&["flow", "prune", "--older-than", "0s", "--yes"])[0]["deleted"], 2);
+    start();
+    assert_eq!(shell.json(&["flow", "delete", "--flow", "simple", "--yes"])[0]["changed"], true);
+    for verb in ["retry", "cancel", "delete"] {
+        let words: &[&str] = &["flow", verb, "--flow", "simple", "--yes"];
+        let words = if verb == "retry" { &words[..4] } else { words };
+        assert!(shell.ends(words, 4).contains("simple"), "{verb}");
+    }
+    assert_eq!(shell.json(&["flow", "list"]), Vec::<Value>::new());
+}
+
+#[test]
+fn an_output_that_is_too_large_to_be_shown_is_printed_whole_when_asked_for() {
+    let shell = Shell::new();
+    shell.ends(&["flow", "migrate"], 0);
+    shell.ends(
+        &[
+            "flow",
+            "define",
+            &shell.write(
+                "simple.json",
+                SIMPLE.replace(r#", {"slug": "idle", "dependsOn": ["sign"]}"#, "").as_str(),
+            ),
+        ],
+        0,
+    );
+    let run = shell.json(&["flow", "start", "simple"])[0]["runId"].as_str().unwrap().to_owned();
+    assert!(shell.ends(&["flow", "output", &run], 4).contains("not completed"));
+    let large = serde_json::json!("x".repeat(100_000)).to_string();
+    shell.ends(&["flow", "complete", &run, "sign", &large], 0);
+    let look = &shell.json(&["flow", "watch", &run])[0];
+    assert_eq!((&look["output"], &look["steps"][0]["output"]), (&Value::Null, &Value::Null), "{look}");
+    assert!(look["outputBytes"].as_u64() > Some(100_000), "{look}");
+    let shown = shell.command(&["flow", "watch", &run]).output().expect("the binary runs");
+    assert!(texts(&shown).1.contains("flow output"), "{shown:?}");
+    assert_eq!(shell.json(&["flow", "output", &run])[0]["sign"].as_str().map(str::len), Some(100_000));
+    assert_eq!(shell.ends(&["flow", "output", &run, "sign"], 0).trim(), large);
+    assert!(shell.ends(&["flow", "output", &run, "nothing"], 4).contains("no step"));
+}
+
+#[test]
+fn two_files_that_both_say_how_the_worker_works_are_refused() {
+    let shell = Shell::new();
+    shell.ends(&["flow", "migrate"], 0);
+    let file = |slug: &str, worker: &str| {
+        let text = format!(
+            r#"{{"flow": {{"slug": "{slug}", "steps": [{{"slug": "a"}}]}}, "handlers": {{"a": {{"command": ["cat"]}}}}{worker}}}"#
+        );
+        shell.write(&format!("{slug}.json"), &text)
+    };
+    let worker = r#", "worker": {"maxConcurrent": 2}"#;
+    let (one, other, plain) = (file("one", worker), file("other", worker), file("plain", ""));
+    let words = shell.ends(&["flow", "worker", &one, &other], 6);
+    assert!(
+        words.contains("one.json") && words.contains("other.json") && words.contains("one `worker` section"),
+        "{words}"
+    );
+    // One section for two flows is fine: it is then the queues that are wrong.
+    let words = shell.ends(&["flow", "worker", &one, &plain, "--queue", "elsewhere"], 6);
+    assert!(
+        words.contains("Available queues: one, plain") || words.contains("Available queues: plain, one"),
+        "{words}"
     );
 }
 

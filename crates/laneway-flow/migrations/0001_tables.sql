@@ -115,6 +115,8 @@ CREATE TABLE pgflow.step_states (
     output jsonb,
     skip_reason text,
     skipped_at timestamptz,
+    -- Of the outputs of its tasks that are completed, together.
+    output_bytes bigint NOT NULL DEFAULT 0,
     CONSTRAINT step_states_pkey PRIMARY KEY (run_id, step_slug),
     CONSTRAINT step_states_run_id_fkey FOREIGN KEY (run_id) REFERENCES pgflow.runs (run_id),
     CONSTRAINT step_states_flow_slug_step_slug_fkey FOREIGN KEY (flow_slug, step_slug) REFERENCES pgflow.steps (flow_slug, step_slug),
@@ -158,6 +160,8 @@ CREATE TABLE pgflow.worker_functions (
     CONSTRAINT worker_functions_debounce_check CHECK (debounce >= interval '1 second')
 );
 
+CREATE SEQUENCE pgflow.start_numbers;
+
 CREATE TABLE pgflow.step_tasks (
     flow_slug text NOT NULL,
     run_id uuid NOT NULL,
@@ -182,6 +186,9 @@ CREATE TABLE pgflow.step_tasks (
     element jsonb,
     -- Until when its worker has asked for more time than the timeout gives.
     extended_until timestamptz,
+    -- Of its last start: a number that no other start of any task has had. Attempts are counted anew after a retry of the run and are given
+    -- back with a task that is handed back; this grows for ever, so that only who started the task last can settle it.
+    start_number bigint,
     CONSTRAINT step_tasks_pkey PRIMARY KEY (run_id, step_slug, task_index),
     CONSTRAINT step_tasks_last_worker_id_fkey FOREIGN KEY (last_worker_id) REFERENCES pgflow.workers (worker_id) ON DELETE SET NULL,
     -- The run and the flow of a task are those of its state; keys to them as well would be checked for every task of a map.
@@ -217,7 +224,9 @@ CREATE TYPE pgflow.step_task_record AS (
     input jsonb,
     msg_id bigint,
     task_index integer,
-    flow_input jsonb
+    flow_input jsonb,
+    -- Ours, after what the original has.
+    start_number bigint
 );
 
 -- The queues that were made for flows, and the table that each had then. Another one now, or none, means that somebody dropped it, and that
@@ -233,6 +242,8 @@ CREATE TABLE pgflow.limits (
     -- Of an input or an output, as Postgres holds it.
     max_payload_bytes integer NOT NULL DEFAULT 1048576 CHECK (max_payload_bytes > 0),
     -- Of one map.
-    max_map_tasks integer NOT NULL DEFAULT 100000 CHECK (max_map_tasks > 0)
+    max_map_tasks integer NOT NULL DEFAULT 100000 CHECK (max_map_tasks > 0),
+    -- Of all outputs of a run together: a map gathers those of its tasks, and a run those of its last steps. Postgres ends at 256 MiB in one value.
+    max_run_output_bytes bigint NOT NULL DEFAULT 67108864 CHECK (max_run_output_bytes BETWEEN 1 AND 209715200)
 );
 INSERT INTO pgflow.limits DEFAULT VALUES;

@@ -250,8 +250,8 @@ BEGIN
     IF p_queue IS NULL THEN
         -- Completed by hand: it is in somebody's hands from the beginning, and there is no message.
         EXECUTE 'WITH ' || v_wanted || $q$
-            INSERT INTO pgflow.step_tasks (flow_slug, run_id, step_slug, task_index, status, attempts_count, queued_at, started_at, element)
-            SELECT w.flow_slug, w.run_id, w.step_slug, w.task_index, 'started', 1, now.at, now.at, w.element
+            INSERT INTO pgflow.step_tasks (flow_slug, run_id, step_slug, task_index, status, attempts_count, queued_at, started_at, element, start_number)
+            SELECT w.flow_slug, w.run_id, w.step_slug, w.task_index, 'started', 1, now.at, now.at, w.element, nextval('pgflow.start_numbers')
             FROM wanted w CROSS JOIN (SELECT clock_timestamp() AS at) now$q$
             USING p_run_ids, p_step_slugs;
         RETURN;
@@ -416,7 +416,8 @@ BEGIN
                 pgflow._delays_left(v_group.queue, v_group.ids));
         ELSE
             UPDATE pgflow.step_tasks t
-            SET status = 'started', queue = NULL, message_id = NULL, attempts_count = 1, started_at = greatest(clock_timestamp(), t.queued_at)
+            SET status = 'started', queue = NULL, message_id = NULL, attempts_count = 1, started_at = greatest(clock_timestamp(), t.queued_at),
+                start_number = nextval('pgflow.start_numbers')
             FROM unnest(v_group.runs, v_group.steps, v_group.indexes) u(run_id, step_slug, task_index)
             WHERE t.run_id = u.run_id AND t.step_slug = u.step_slug AND t.task_index = u.task_index;
         END IF;
@@ -502,7 +503,8 @@ LANGUAGE plpgsql VOLATILE SET search_path TO pg_catalog, pg_temp
 AS $$
 BEGIN
     UPDATE pgflow.step_tasks t
-    SET status = 'started', queue = NULL, attempts_count = 1, started_at = greatest(clock_timestamp(), t.queued_at)
+    SET status = 'started', queue = NULL, attempts_count = 1, started_at = greatest(clock_timestamp(), t.queued_at),
+        start_number = nextval('pgflow.start_numbers')
     FROM pgflow.steps p, pgflow.flows f
     WHERE t.run_id = ANY (p_run_ids) AND t.status = 'queued' AND t.message_id IS NULL
       AND p.flow_slug = t.flow_slug AND p.step_slug = t.step_slug AND f.flow_slug = t.flow_slug

@@ -284,6 +284,7 @@ BEGIN
     SET status = CASE WHEN n.queue IS NULL THEN 'started' ELSE 'queued' END,
         attempts_count = CASE WHEN n.queue IS NULL THEN 1 ELSE 0 END,
         queued_at = v_at, started_at = CASE WHEN n.queue IS NULL THEN v_at END,
+        start_number = CASE WHEN n.queue IS NULL THEN nextval('pgflow.start_numbers') ELSE t.start_number END,
         queue = n.queue, message_id = NULL, error_message = NULL, failed_at = NULL, requeued_count = 0, permanently_stalled_at = NULL, extended_until = NULL
     FROM pgflow.step_states s, (
         SELECT p.step_slug, pgflow._resolve_queue(p.queue, f.queue, f.flow_slug) AS queue

@@ -31,7 +31,8 @@ BEGIN
         ), started AS (
             UPDATE pgflow.step_tasks t
             SET status = 'started', attempts_count = t.attempts_count + 1, started_at = greatest(clock_timestamp(), t.queued_at),
-                last_worker_id = $2, extended_until = clock_timestamp() + make_interval(secs => $3)
+                last_worker_id = $2, extended_until = clock_timestamp() + make_interval(secs => $3),
+                start_number = nextval('pgflow.start_numbers')
             FROM mine m
             WHERE t.queue = $4 AND t.message_id = m.msg_id AND t.status = 'queued'
             RETURNING t.message_id, t.flow_slug, t.step_slug
@@ -63,7 +64,7 @@ BEGIN
     RETURN QUERY
     SELECT t.flow_slug, t.run_id, t.step_slug,
         CASE p.step_type WHEN 'map' THEN t.element ELSE pgflow._task_input(t.run_id, t.flow_slug, t.step_slug) END,
-        t.message_id, t.task_index, CASE p.step_type WHEN 'single' THEN r.input END
+        t.message_id, t.task_index, CASE p.step_type WHEN 'single' THEN r.input END, t.start_number
     FROM pgflow.step_tasks t
     JOIN pgflow.steps p ON p.flow_slug = t.flow_slug AND p.step_slug = t.step_slug
     JOIN pgflow.runs r ON r.run_id = t.run_id
@@ -153,7 +154,7 @@ CREATE FUNCTION pgflow.read_and_start(
     p_visibility integer[] DEFAULT NULL,
     p_total integer DEFAULT NULL
 ) RETURNS TABLE (queue text, msg_id bigint, flow_slug text, run_id uuid, step_slug text, task_index integer, input jsonb, flow_input jsonb,
-    attempts_count integer, max_attempts integer, timeout integer, step_type text, key text)
+    attempts_count integer, max_attempts integer, timeout integer, step_type text, key text, start_number bigint)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path TO pg_catalog, pg_temp SET plan_cache_mode TO force_generic_plan SET enable_seqscan TO off SET jit TO off
 AS $$
@@ -196,7 +197,8 @@ BEGIN
             ), started AS (
                 UPDATE pgflow.step_tasks t
                 SET status = 'started', attempts_count = t.attempts_count + 1, started_at = greatest(clock_timestamp(), t.queued_at),
-                    last_worker_id = $3, extended_until = clock_timestamp() + make_interval(secs => $5)
+                    last_worker_id = $3, extended_until = clock_timestamp() + make_interval(secs => $5),
+                    start_number = nextval('pgflow.start_numbers')
                 FROM matched m
                 WHERE m.status = 'queued' AND t.run_id = m.run_id AND t.step_slug = m.step_slug AND t.task_index = m.task_index
                   AND t.status = 'queued'
@@ -224,7 +226,8 @@ BEGIN
                    JOIN pgflow.step_states s ON s.run_id = t.run_id AND s.step_slug = d.dep_slug AND s.status = 'completed'
                    WHERE d.flow_slug = t.flow_slug AND d.step_slug = t.step_slug) END,
         CASE p.step_type WHEN 'single' THEN r.input END,
-        t.attempts_count, coalesce(p.opt_max_attempts, f.opt_max_attempts), coalesce(p.opt_timeout, f.opt_timeout), p.step_type, r.key
+        t.attempts_count, coalesce(p.opt_max_attempts, f.opt_max_attempts), coalesce(p.opt_timeout, f.opt_timeout), p.step_type, r.key,
+        t.start_number
     FROM unnest(v_all_runs, v_all_steps, v_all_indexes) WITH ORDINALITY u(run_id, step_slug, task_index, place)
     JOIN pgflow.step_tasks t ON t.run_id = u.run_id AND t.step_slug = u.step_slug AND t.task_index = u.task_index
     JOIN pgflow.steps p ON p.flow_slug = t.flow_slug AND p.step_slug = t.step_slug
@@ -248,11 +251,12 @@ $$;
 --   completed       it is done
 --   ignored         it was not this caller's to complete any more: completed, failed, or requeued before, or its run has ended
 --   too_large       its output is over the limit; nothing was done, so fail it
+--   run_too_large   the outputs of its run together would be over the limit; nothing was done, so fail it
 --   type_violation  a map waits for it, and its output is no array: it and its run have failed
 --
--- With p_attempts, each row is of one attempt: one that has lost its task to a later attempt is ignored.
+-- With p_starts, each row is of one start: one that has lost its task to a later start is ignored.
 CREATE FUNCTION pgflow.complete_tasks(p_run_ids uuid[], p_step_slugs text[], p_task_indexes integer[], p_outputs jsonb[],
-    p_attempts integer[] DEFAULT NULL)
+    p_starts bigint[] DEFAULT NULL)
 RETURNS TABLE (run_id uuid, step_slug text, task_index integer, outcome text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path TO pg_catalog, pg_temp SET plan_cache_mode TO force_generic_plan SET enable_seqscan TO off SET jit TO off
@@ -260,6 +264,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     v_limit integer := (SELECT max_payload_bytes FROM pgflow.limits);
+    v_run_limit bigint := (SELECT max_run_output_bytes FROM pgflow.limits);
     v_widest integer := (SELECT max_map_tasks FROM pgflow.limits);
     v_outcomes text[];
     v_done_runs uuid[];
@@ -269,30 +274,38 @@ DECLARE
     v_bad record;
 BEGIN
     PERFORM pgflow._require_equal_lengths('complete_tasks', cardinality(p_run_ids), cardinality(p_step_slugs),
-        cardinality(p_task_indexes), cardinality(p_outputs), coalesce(cardinality(p_attempts), cardinality(p_run_ids)));
+        cardinality(p_task_indexes), cardinality(p_outputs), coalesce(cardinality(p_starts), cardinality(p_run_ids)));
     -- From here on nobody else decides about these runs.
     v_runs := ARRAY(SELECT r.run_id FROM pgflow.runs r WHERE r.run_id = ANY (p_run_ids) AND r.status = 'started' ORDER BY r.run_id FOR UPDATE);
 
     SELECT array_agg(CASE
             WHEN x.task IS NULL OR x.again > 1 THEN 'ignored'
-            WHEN pg_column_size(x.output) > v_limit THEN 'too_large'
+            WHEN x.bytes > v_limit THEN 'too_large'
+            WHEN x.total > v_run_limit THEN 'run_too_large'
             WHEN x.feeds_map AND (jsonb_typeof(x.output) IS DISTINCT FROM 'array' OR jsonb_array_length(x.output) > v_widest) THEN 'type_violation'
             ELSE 'completed' END ORDER BY x.place)
     INTO v_outcomes
     FROM (
-        SELECT u.place, u.output, t.run_id AS task,
+        SELECT u.place, u.output, t.run_id AS task, pg_column_size(u.output) AS bytes,
+            -- What the run has, and what it would get from here and the rows before.
+            had.bytes + sum(CASE WHEN t.run_id IS NOT NULL AND pg_column_size(u.output) <= v_limit THEN pg_column_size(u.output) ELSE 0 END)
+                OVER (PARTITION BY u.run_id ORDER BY u.place) AS total,
             row_number() OVER (PARTITION BY u.run_id, u.step_slug, u.task_index ORDER BY u.place) AS again,
-            p.step_type = 'single' AND EXISTS (
+            t.step_type = 'single' AND EXISTS (
                 SELECT FROM pgflow.deps d JOIN pgflow.steps c ON c.flow_slug = d.flow_slug AND c.step_slug = d.step_slug
                 JOIN pgflow.step_states cs ON cs.run_id = t.run_id AND cs.step_slug = d.step_slug
                 WHERE d.flow_slug = t.flow_slug AND d.dep_slug = t.step_slug AND c.step_type = 'map') AS feeds_map
-        FROM unnest(p_run_ids, p_step_slugs, p_task_indexes, p_outputs, p_attempts)
-            WITH ORDINALITY u(run_id, step_slug, task_index, output, attempt, place)
-        LEFT JOIN (pgflow.step_tasks t
-            JOIN pgflow.steps p ON p.flow_slug = t.flow_slug AND p.step_slug = t.step_slug
-            JOIN pgflow.runs r ON r.run_id = t.run_id AND r.status = 'started')
-          ON t.run_id = u.run_id AND t.step_slug = u.step_slug AND t.task_index = u.task_index AND t.status = 'started'
-         AND (u.attempt IS NULL OR u.attempt = t.attempts_count)) x;
+        FROM unnest(p_run_ids, p_step_slugs, p_task_indexes, p_outputs, p_starts)
+            WITH ORDINALITY u(run_id, step_slug, task_index, output, start_number, place)
+        -- One task after another by its key, whatever the planner believes of the number of tasks that are started (OFFSET keeps it from that).
+        LEFT JOIN LATERAL (SELECT k.run_id, k.flow_slug, k.step_slug, k.status, k.start_number, p.step_type, r.status AS run_status
+            FROM pgflow.step_tasks k
+            JOIN pgflow.steps p ON p.flow_slug = k.flow_slug AND p.step_slug = k.step_slug
+            JOIN pgflow.runs r ON r.run_id = k.run_id
+            WHERE k.run_id = u.run_id AND k.step_slug = u.step_slug AND k.task_index = u.task_index OFFSET 0) t
+          ON t.run_status = 'started' AND t.status = 'started' AND (u.start_number IS NULL OR u.start_number = t.start_number)
+        LEFT JOIN (SELECT s.run_id, sum(s.output_bytes) AS bytes FROM pgflow.step_states s WHERE s.run_id = ANY (v_runs) GROUP BY s.run_id) had
+          ON had.run_id = u.run_id) x;
 
     PERFORM pgflow._archive(x.queue, x.ids) FROM (
         SELECT t.queue, array_agg(t.message_id) AS ids
@@ -307,12 +320,13 @@ BEGIN
     WHERE u.outcome = 'completed' AND t.run_id = u.run_id AND t.step_slug = u.step_slug AND t.task_index = u.task_index;
 
     WITH counted AS (
-        SELECT u.run_id, u.step_slug, count(*)::integer AS tasks
-        FROM unnest(p_run_ids, p_step_slugs, v_outcomes) u(run_id, step_slug, outcome)
+        SELECT u.run_id, u.step_slug, count(*)::integer AS tasks, sum(pg_column_size(u.output)) AS bytes
+        FROM unnest(p_run_ids, p_step_slugs, p_outputs, v_outcomes) u(run_id, step_slug, output, outcome)
         WHERE u.outcome = 'completed' GROUP BY u.run_id, u.step_slug
     ), updated AS (
         UPDATE pgflow.step_states s
         SET remaining_tasks = s.remaining_tasks - c.tasks,
+            output_bytes = s.output_bytes + coalesce(c.bytes, 0),
             status = CASE WHEN s.remaining_tasks = c.tasks THEN 'completed' ELSE s.status END,
             completed_at = CASE WHEN s.remaining_tasks = c.tasks THEN greatest(clock_timestamp(), s.started_at) END,
             output = CASE WHEN s.remaining_tasks = c.tasks THEN
@@ -354,8 +368,10 @@ BEGIN
 END
 $$;
 
--- Completes one task. Nothing is returned if it was not to be completed any more.
-CREATE FUNCTION pgflow.complete_task(run_id uuid, step_slug text, task_index integer, output jsonb) RETURNS SETOF pgflow.step_tasks
+-- Completes one task. Nothing is returned if it was not to be completed any more. With the number that its start gave, only while that
+-- start is the last.
+CREATE FUNCTION pgflow.complete_task(run_id uuid, step_slug text, task_index integer, output jsonb, start_number bigint DEFAULT NULL)
+RETURNS SETOF pgflow.step_tasks
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path TO pg_catalog, pg_temp SET plan_cache_mode TO force_generic_plan SET enable_seqscan TO off SET jit TO off
 AS $$
@@ -364,7 +380,11 @@ DECLARE
 BEGIN
     PERFORM pgflow._require_payload(format('the output of the step %L', complete_task.step_slug), complete_task.output);
     SELECT c.outcome INTO v_outcome FROM pgflow.complete_tasks(ARRAY[complete_task.run_id], ARRAY[complete_task.step_slug],
-        ARRAY[complete_task.task_index], ARRAY[complete_task.output]) c;
+        ARRAY[complete_task.task_index], ARRAY[complete_task.output], ARRAY[complete_task.start_number]) c;
+    IF v_outcome = 'run_too_large' THEN
+        RAISE EXCEPTION 'with the output of the step %, all outputs of the run % would be over the limit of % bytes',
+            quote_literal(complete_task.step_slug), complete_task.run_id, (SELECT max_run_output_bytes FROM pgflow.limits) USING ERRCODE = 'PF003';
+    END IF;
     RETURN QUERY SELECT * FROM pgflow.step_tasks t
         WHERE t.run_id = complete_task.run_id AND t.step_slug = complete_task.step_slug AND t.task_index = complete_task.task_index
           AND v_outcome <> 'ignored';
@@ -436,14 +456,15 @@ END
 $$;
 
 -- Fails many tasks, as one transaction. Those that have attempts left are tried again, after base_delay * 2^attempts seconds. A row for
--- each, in order: retried (in so many seconds), failed (and its run with it), skipped (its step), or ignored.
+-- each, in order: retried (in so many seconds), failed (and its run with it), skipped (its step), or ignored: with p_starts also what has
+-- lost its task to a later start.
 CREATE FUNCTION pgflow.fail_tasks(
     p_run_ids uuid[],
     p_step_slugs text[],
     p_task_indexes integer[],
     p_errors text[],
     p_permanent boolean[] DEFAULT NULL,
-    p_attempts integer[] DEFAULT NULL
+    p_starts bigint[] DEFAULT NULL
 ) RETURNS TABLE (run_id uuid, step_slug text, task_index integer, outcome text, retry_in integer)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path TO pg_catalog, pg_temp SET plan_cache_mode TO force_generic_plan SET enable_seqscan TO off SET jit TO off
@@ -457,7 +478,7 @@ DECLARE
     v_place integer;
 BEGIN
     PERFORM pgflow._require_equal_lengths('fail_tasks', cardinality(p_run_ids), cardinality(p_step_slugs), cardinality(p_task_indexes),
-        cardinality(p_errors), coalesce(cardinality(p_permanent), cardinality(p_run_ids)), coalesce(cardinality(p_attempts), cardinality(p_run_ids)));
+        cardinality(p_errors), coalesce(cardinality(p_permanent), cardinality(p_run_ids)), coalesce(cardinality(p_starts), cardinality(p_run_ids)));
     v_runs := ARRAY(SELECT r.run_id FROM pgflow.runs r WHERE r.run_id = ANY (p_run_ids) AND r.status = 'started' ORDER BY r.run_id FOR UPDATE);
 
     -- By hand is for good: there is nobody who would try again.
@@ -468,17 +489,18 @@ BEGIN
     INTO v_queues, v_delays, v_outcomes
     FROM (
         SELECT u.place, t.run_id AS task, t.queue, t.attempts_count, coalesce(u.permanent, false) AS permanent,
-            coalesce(p.opt_max_attempts, f.opt_max_attempts) AS max_attempts,
-            pgflow.calculate_retry_delay(coalesce(p.opt_base_delay, f.opt_base_delay), t.attempts_count) AS delay,
+            t.max_attempts, pgflow.calculate_retry_delay(t.base_delay, t.attempts_count) AS delay,
             row_number() OVER (PARTITION BY u.run_id, u.step_slug, u.task_index ORDER BY u.place) AS again
-        FROM unnest(p_run_ids, p_step_slugs, p_task_indexes, p_permanent, p_attempts)
-            WITH ORDINALITY u(run_id, step_slug, task_index, permanent, attempt, place)
-        LEFT JOIN (pgflow.step_tasks t
-            JOIN pgflow.steps p ON p.flow_slug = t.flow_slug AND p.step_slug = t.step_slug
-            JOIN pgflow.flows f ON f.flow_slug = t.flow_slug
-            JOIN pgflow.runs r ON r.run_id = t.run_id AND r.status = 'started')
-          ON t.run_id = u.run_id AND t.step_slug = u.step_slug AND t.task_index = u.task_index AND t.status = 'started'
-         AND (u.attempt IS NULL OR u.attempt = t.attempts_count)) x;
+        FROM unnest(p_run_ids, p_step_slugs, p_task_indexes, p_permanent, p_starts)
+            WITH ORDINALITY u(run_id, step_slug, task_index, permanent, start_number, place)
+        LEFT JOIN LATERAL (SELECT k.run_id, k.queue, k.status, k.attempts_count, k.start_number, r.status AS run_status,
+                coalesce(p.opt_max_attempts, f.opt_max_attempts) AS max_attempts, coalesce(p.opt_base_delay, f.opt_base_delay) AS base_delay
+            FROM pgflow.step_tasks k
+            JOIN pgflow.steps p ON p.flow_slug = k.flow_slug AND p.step_slug = k.step_slug
+            JOIN pgflow.flows f ON f.flow_slug = k.flow_slug
+            JOIN pgflow.runs r ON r.run_id = k.run_id
+            WHERE k.run_id = u.run_id AND k.step_slug = u.step_slug AND k.task_index = u.task_index OFFSET 0) t
+          ON t.run_status = 'started' AND t.status = 'started' AND (u.start_number IS NULL OR u.start_number = t.start_number)) x;
 
     PERFORM pgflow._requeue(u.queue, array_agg(u.run_id), array_agg(u.step_slug), array_agg(u.task_index), array_agg(u.delay),
         array_agg(left(u.error, 10000)), false)
@@ -502,7 +524,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION pgflow.fail_task(run_id uuid, step_slug text, task_index integer, error_message text) RETURNS SETOF pgflow.step_tasks
+CREATE FUNCTION pgflow.fail_task(run_id uuid, step_slug text, task_index integer, error_message text, start_number bigint DEFAULT NULL)
+RETURNS SETOF pgflow.step_tasks
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path TO pg_catalog, pg_temp SET plan_cache_mode TO force_generic_plan SET enable_seqscan TO off SET jit TO off
 AS $$
@@ -510,7 +533,7 @@ DECLARE
     v_outcome text;
 BEGIN
     SELECT f.outcome INTO v_outcome FROM pgflow.fail_tasks(ARRAY[fail_task.run_id], ARRAY[fail_task.step_slug],
-        ARRAY[fail_task.task_index], ARRAY[fail_task.error_message]) f;
+        ARRAY[fail_task.task_index], ARRAY[fail_task.error_message], NULL, ARRAY[fail_task.start_number]) f;
     RETURN QUERY SELECT * FROM pgflow.step_tasks t
         WHERE t.run_id = fail_task.run_id AND t.step_slug = fail_task.step_slug AND t.task_index = fail_task.task_index
           AND v_outcome <> 'ignored';
@@ -518,7 +541,7 @@ END
 $$;
 
 -- Hands back tasks that were started and not worked on: the attempt does not count. Others see them after the delay. Returns how many there were.
-CREATE FUNCTION pgflow.release_tasks(p_run_ids uuid[], p_step_slugs text[], p_task_indexes integer[], p_attempts integer[] DEFAULT NULL,
+CREATE FUNCTION pgflow.release_tasks(p_run_ids uuid[], p_step_slugs text[], p_task_indexes integer[], p_starts bigint[] DEFAULT NULL,
     p_delay integer DEFAULT 0) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path TO pg_catalog, pg_temp SET plan_cache_mode TO force_generic_plan SET enable_seqscan TO off SET jit TO off
@@ -528,16 +551,16 @@ DECLARE
     v_count integer := 0;
 BEGIN
     PERFORM pgflow._require_equal_lengths('release_tasks', cardinality(p_run_ids), cardinality(p_step_slugs), cardinality(p_task_indexes),
-        coalesce(cardinality(p_attempts), cardinality(p_run_ids)));
+        coalesce(cardinality(p_starts), cardinality(p_run_ids)));
     IF p_delay IS NULL OR p_delay NOT BETWEEN 0 AND 86400 THEN
         RAISE EXCEPTION 'release_tasks takes a delay of 0 to 86400 seconds' USING ERRCODE = 'PF001';
     END IF;
     PERFORM 1 FROM pgflow.runs r WHERE r.run_id = ANY (p_run_ids) AND r.status = 'started' ORDER BY r.run_id FOR UPDATE;
     FOR v_group IN
         SELECT t.queue, array_agg(t.run_id) AS runs, array_agg(t.step_slug) AS steps, array_agg(t.task_index) AS indexes
-        FROM (SELECT DISTINCT * FROM unnest(p_run_ids, p_step_slugs, p_task_indexes, p_attempts) x(run_id, step_slug, task_index, attempt)) u
+        FROM (SELECT DISTINCT * FROM unnest(p_run_ids, p_step_slugs, p_task_indexes, p_starts) x(run_id, step_slug, task_index, start_number)) u
         JOIN pgflow.step_tasks t ON t.run_id = u.run_id AND t.step_slug = u.step_slug AND t.task_index = u.task_index
-        WHERE t.status = 'started' AND (u.attempt IS NULL OR u.attempt = t.attempts_count) AND t.queue IS NOT NULL GROUP BY t.queue ORDER BY t.queue
+        WHERE t.status = 'started' AND (u.start_number IS NULL OR u.start_number = t.start_number) AND t.queue IS NOT NULL GROUP BY t.queue ORDER BY t.queue
     LOOP
         PERFORM pgflow._requeue(v_group.queue, v_group.runs, v_group.steps, v_group.indexes,
             array_fill(p_delay, ARRAY[cardinality(v_group.runs)]), array_fill(NULL::text, ARRAY[cardinality(v_group.runs)]), true);
@@ -547,33 +570,31 @@ BEGIN
 END
 $$;
 
--- Hands back what a worker has started and does not know of: the answer of a read was lost with its connection. Names what it has in hand;
--- it must not be reading meanwhile. Returns how many there were.
-CREATE FUNCTION pgflow.release_unknown_tasks(p_worker_id uuid, p_run_ids uuid[], p_step_slugs text[], p_task_indexes integer[]) RETURNS integer
+-- Hands back what a worker has started and does not know of: the answer of a read was lost with its connection. Names the starts that it has
+-- in hand; it must not be reading meanwhile. Returns how many there were.
+CREATE FUNCTION pgflow.release_unknown_tasks(p_worker_id uuid, p_starts bigint[]) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path TO pg_catalog, pg_temp SET plan_cache_mode TO force_generic_plan SET enable_seqscan TO off SET jit TO off
 AS $$
 DECLARE
     v_unknown record;
 BEGIN
-    PERFORM pgflow._require_equal_lengths('release_unknown_tasks', cardinality(p_run_ids), cardinality(p_step_slugs), cardinality(p_task_indexes));
-    SELECT array_agg(t.run_id) AS runs, array_agg(t.step_slug) AS steps, array_agg(t.task_index) AS indexes, array_agg(t.attempts_count) AS attempts
+    SELECT array_agg(t.run_id) AS runs, array_agg(t.step_slug) AS steps, array_agg(t.task_index) AS indexes, array_agg(t.start_number) AS starts
     INTO v_unknown FROM pgflow.step_tasks t
-    WHERE t.last_worker_id = p_worker_id AND t.status = 'started' AND t.queue IS NOT NULL AND NOT EXISTS (
-        SELECT FROM unnest(p_run_ids, p_step_slugs, p_task_indexes) u(run_id, step_slug, task_index)
-        WHERE u.run_id = t.run_id AND u.step_slug = t.step_slug AND u.task_index = t.task_index);
+    WHERE t.last_worker_id = p_worker_id AND t.status = 'started' AND t.queue IS NOT NULL
+      AND NOT EXISTS (SELECT FROM unnest(p_starts) u(start_number) WHERE u.start_number = t.start_number);
     IF v_unknown.runs IS NULL THEN
         RETURN 0;
     END IF;
-    RETURN pgflow.release_tasks(v_unknown.runs, v_unknown.steps, v_unknown.indexes, v_unknown.attempts);
+    RETURN pgflow.release_tasks(v_unknown.runs, v_unknown.steps, v_unknown.indexes, v_unknown.starts);
 END
 $$;
 
 -- More time for tasks that are slow: hidden, and not taken for stalled, for so many seconds from now. Returns those that are still started;
 -- a task that is not among them is nobody's business any more.
 CREATE FUNCTION pgflow.extend_tasks(p_run_ids uuid[], p_step_slugs text[], p_task_indexes integer[], p_seconds integer,
-    p_attempts integer[] DEFAULT NULL)
-RETURNS TABLE (run_id uuid, step_slug text, task_index integer)
+    p_starts bigint[] DEFAULT NULL)
+RETURNS TABLE (run_id uuid, step_slug text, task_index integer, start_number bigint)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path TO pg_catalog, pg_temp SET plan_cache_mode TO force_generic_plan SET enable_seqscan TO off SET jit TO off
 AS $$
@@ -582,16 +603,17 @@ DECLARE
     v_group record;
 BEGIN
     PERFORM pgflow._require_equal_lengths('extend_tasks', cardinality(p_run_ids), cardinality(p_step_slugs), cardinality(p_task_indexes),
-        coalesce(cardinality(p_attempts), cardinality(p_run_ids)));
+        coalesce(cardinality(p_starts), cardinality(p_run_ids)));
     IF p_seconds IS NULL OR p_seconds NOT BETWEEN 1 AND 86400 THEN
         RAISE EXCEPTION 'extend_tasks takes 1 to 86400 seconds' USING ERRCODE = 'PF001';
     END IF;
     -- Messages that a starter has at this moment are left out: it looks, sees that the task is started, and lets go.
     FOR v_group IN
         SELECT t.queue, array_agg(t.message_id) AS ids
-        FROM unnest(p_run_ids, p_step_slugs, p_task_indexes, p_attempts) u(run_id, step_slug, task_index, attempt)
+        FROM unnest(p_run_ids, p_step_slugs, p_task_indexes, p_starts) u(run_id, step_slug, task_index, start_number)
         JOIN pgflow.step_tasks t ON t.run_id = u.run_id AND t.step_slug = u.step_slug AND t.task_index = u.task_index
-        WHERE t.status = 'started' AND (u.attempt IS NULL OR u.attempt = t.attempts_count) AND t.message_id IS NOT NULL GROUP BY t.queue ORDER BY t.queue
+        WHERE t.status = 'started' AND (u.start_number IS NULL OR u.start_number = t.start_number) AND t.message_id IS NOT NULL
+        GROUP BY t.queue ORDER BY t.queue
     LOOP
         IF pgflow._queue_exists(v_group.queue) THEN
             EXECUTE format($q$
@@ -604,16 +626,16 @@ BEGIN
         END IF;
     END LOOP;
     RETURN QUERY
-    SELECT t.run_id, t.step_slug, t.task_index
-    FROM unnest(p_run_ids, p_step_slugs, p_task_indexes, p_attempts) u(run_id, step_slug, task_index, attempt)
+    SELECT t.run_id, t.step_slug, t.task_index, t.start_number
+    FROM unnest(p_run_ids, p_step_slugs, p_task_indexes, p_starts) u(run_id, step_slug, task_index, start_number)
     JOIN pgflow.step_tasks t ON t.run_id = u.run_id AND t.step_slug = u.step_slug AND t.task_index = u.task_index
-    WHERE t.status = 'started' AND (u.attempt IS NULL OR u.attempt = t.attempts_count);
+    WHERE t.status = 'started' AND (u.start_number IS NULL OR u.start_number = t.start_number);
 END
 $$;
 
 -- Requeues tasks that were found stalled; the third time is the last, then it counts as exhausted. They are looked at again under the
 -- lock of their run: one that was completed meanwhile stays so.
-CREATE FUNCTION pgflow._requeue_stalled(p_run_ids uuid[], p_step_slugs text[], p_task_indexes integer[], p_started_at timestamptz[])
+CREATE FUNCTION pgflow._requeue_stalled(p_run_ids uuid[], p_step_slugs text[], p_task_indexes integer[], p_starts bigint[])
 RETURNS integer
 LANGUAGE plpgsql VOLATILE SET search_path TO pg_catalog, pg_temp
 AS $$
@@ -626,9 +648,9 @@ BEGIN
     PERFORM 1 FROM pgflow.runs r WHERE r.run_id = ANY (p_run_ids) AND r.status = 'started' ORDER BY r.run_id FOR UPDATE;
     FOR v_group IN
         SELECT t.queue, array_agg(t.run_id) AS runs, array_agg(t.step_slug) AS steps, array_agg(t.task_index) AS indexes
-        FROM unnest(p_run_ids, p_step_slugs, p_task_indexes, p_started_at) u(run_id, step_slug, task_index, started_at)
+        FROM unnest(p_run_ids, p_step_slugs, p_task_indexes, p_starts) u(run_id, step_slug, task_index, start_number)
         JOIN pgflow.step_tasks t ON t.run_id = u.run_id AND t.step_slug = u.step_slug AND t.task_index = u.task_index
-        WHERE t.status = 'started' AND t.started_at = u.started_at AND t.queue IS NOT NULL AND t.requeued_count < 3
+        WHERE t.status = 'started' AND t.start_number = u.start_number AND t.queue IS NOT NULL AND t.requeued_count < 3
         GROUP BY t.queue ORDER BY t.queue
     LOOP
         PERFORM pgflow._requeue(v_group.queue, v_group.runs, v_group.steps, v_group.indexes,
@@ -640,9 +662,9 @@ BEGIN
     END LOOP;
     FOR v_task IN
         SELECT t.run_id, t.step_slug, t.task_index
-        FROM unnest(p_run_ids, p_step_slugs, p_task_indexes, p_started_at) u(run_id, step_slug, task_index, started_at)
+        FROM unnest(p_run_ids, p_step_slugs, p_task_indexes, p_starts) u(run_id, step_slug, task_index, start_number)
         JOIN pgflow.step_tasks t ON t.run_id = u.run_id AND t.step_slug = u.step_slug AND t.task_index = u.task_index
-        WHERE t.status = 'started' AND t.started_at = u.started_at AND t.queue IS NOT NULL AND t.requeued_count >= 3
+        WHERE t.status = 'started' AND t.start_number = u.start_number AND t.queue IS NOT NULL AND t.requeued_count >= 3
         ORDER BY t.run_id, t.step_slug, t.task_index
     LOOP
         v_ended := true;
@@ -679,9 +701,9 @@ BEGIN
         PERFORM pgflow._advance(pgflow._next_of_key(v_waiting));
         RETURN 0;
     END IF;
-    SELECT array_agg(x.run_id) AS runs, array_agg(x.step_slug) AS steps, array_agg(x.task_index) AS indexes, array_agg(x.started_at) AS times
+    SELECT array_agg(x.run_id) AS runs, array_agg(x.step_slug) AS steps, array_agg(x.task_index) AS indexes, array_agg(x.start_number) AS starts
     INTO v_found FROM (
-        SELECT t.run_id, t.step_slug, t.task_index, t.started_at
+        SELECT t.run_id, t.step_slug, t.task_index, t.start_number
         FROM pgflow.step_tasks t
         JOIN pgflow.steps p ON p.flow_slug = t.flow_slug AND p.step_slug = t.step_slug
         JOIN pgflow.flows f ON f.flow_slug = t.flow_slug
@@ -692,7 +714,7 @@ BEGIN
     IF v_found.runs IS NULL THEN
         RETURN 0;
     END IF;
-    RETURN pgflow._requeue_stalled(v_found.runs, v_found.steps, v_found.indexes, v_found.times);
+    RETURN pgflow._requeue_stalled(v_found.runs, v_found.steps, v_found.indexes, v_found.starts);
 END
 $$;
 
@@ -709,16 +731,16 @@ BEGIN
     END IF;
     UPDATE pgflow.workers w SET stopped_at = clock_timestamp()
     WHERE w.stopped_at IS NULL AND greatest(w.last_heartbeat_at, pg_postmaster_start_time()) < clock_timestamp() - dead_after;
-    SELECT array_agg(x.run_id) AS runs, array_agg(x.step_slug) AS steps, array_agg(x.task_index) AS indexes, array_agg(x.started_at) AS times
+    SELECT array_agg(x.run_id) AS runs, array_agg(x.step_slug) AS steps, array_agg(x.task_index) AS indexes, array_agg(x.start_number) AS starts
     INTO v_found FROM (
-        SELECT t.run_id, t.step_slug, t.task_index, t.started_at
+        SELECT t.run_id, t.step_slug, t.task_index, t.start_number
         FROM pgflow.step_tasks t JOIN pgflow.workers w ON w.worker_id = t.last_worker_id
         WHERE t.status = 'started' AND t.queue IS NOT NULL AND w.stopped_at IS NOT NULL
         ORDER BY t.started_at LIMIT 1000) x;
     IF v_found.runs IS NULL THEN
         RETURN 0;
     END IF;
-    RETURN pgflow._requeue_stalled(v_found.runs, v_found.steps, v_found.indexes, v_found.times);
+    RETURN pgflow._requeue_stalled(v_found.runs, v_found.steps, v_found.indexes, v_found.starts);
 END
 $$;
 

@@ -305,7 +305,35 @@ pub async fn retry(executor: impl PgExecutor<'_>, run_id: Uuid) -> Result<bool, 
     Ok(row.try_get::<Option<bool>, _>(0)?.unwrap_or(false))
 }
 
-/// Deletes runs that ended so long ago; the answer is how many.
+/// Ends all runs of a flow that are not over; the answer is how many.
+pub async fn cancel_flow(executor: impl PgExecutor<'_>, flow: &str) -> Result<u64, FlowError> {
+    let row = sqlx::query("SELECT pgflow.cancel_flow($1)::bigint").bind(flow).fetch_one(executor).await?;
+    counted(&row)
+}
+
+/// Lets all failed runs of a flow go on where they stopped; the answer is how many.
+pub async fn retry_flow(executor: impl PgExecutor<'_>, flow: &str) -> Result<u64, FlowError> {
+    let row = sqlx::query("SELECT pgflow.retry_flow($1)::bigint").bind(flow).fetch_one(executor).await?;
+    counted(&row)
+}
+
+/// Deletes a run with all that is known of it; one that is not over is cancelled first. False if there is none.
+pub async fn delete(executor: impl PgExecutor<'_>, run_id: Uuid) -> Result<bool, FlowError> {
+    let row = sqlx::query("SELECT pgflow.delete_run($1)").bind(run_id).fetch_one(executor).await?;
+    Ok(row.try_get::<Option<bool>, _>(0)?.unwrap_or(false))
+}
+
+/// Deletes a flow with its runs, and the queues that nothing else uses.
+pub async fn delete_flow(executor: impl PgExecutor<'_>, flow: &str) -> Result<(), FlowError> {
+    sqlx::query("SELECT pgflow.delete_flow_and_data($1)").bind(flow).execute(executor).await?;
+    Ok(())
+}
+
+fn counted(row: &sqlx::postgres::PgRow) -> Result<u64, FlowError> {
+    Ok(u64::try_from(row.try_get::<i64, _>(0)?).unwrap_or(0))
+}
+
+/// Deletes runs that ended so long ago, at most ten thousand in a call; the answer is how many.
 pub async fn prune(
     executor: impl PgExecutor<'_>,
     older_than: Duration,

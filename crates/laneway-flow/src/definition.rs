@@ -40,7 +40,7 @@ pub struct Options {
     /// How many times a task is tried in all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_attempts: Option<u32>,
-    /// Seconds before the second attempt; doubled for each further one.
+    /// Seconds, doubled with every attempt: twice as many before the second, four times before the third.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base_delay: Option<u32>,
     /// Seconds that an attempt may take.

@@ -81,8 +81,10 @@ pub struct Task {
     pub queue: String,
     /// Its message on that queue.
     pub message_id: i64,
-    /// Which attempt this is, from 1. Only the attempt that was started last can settle the task.
+    /// Which attempt this is, from 1. It begins anew when the run is retried.
     pub attempt: i32,
+    /// A number that no other start of any task has. Only who has the number of the task's last start can settle it.
+    pub start_number: i64,
     /// How many attempts there are.
     pub max_attempts: i32,
     /// Seconds that this attempt may take.

@@ -1,6 +1,7 @@
 //! Looking: flows, runs, tasks, workers and queues as JSON, for the command line and the HTTP API, which show the same.
 //!
-//! Every look is one statement, so that what it shows is of one moment. Lists have a limit.
+//! Every look is one statement, so that what it shows is of one moment. Lists have a limit, and so has what is shown of inputs and outputs: what is
+//! left out is null, and its size is beside it. [`output`] gives one whole.
 
 use serde_json::Value;
 use sqlx::types::Json;
@@ -12,8 +13,11 @@ use crate::error::FlowError;
 /// The most rows that a list gives.
 pub const LIST_MAX: u32 = 1_000;
 
-/// The largest output, in bytes, that a list of tasks shows.
+/// The largest input or output, in bytes, that a look shows.
 pub const OUTPUT_SHOWN_MAX: u32 = 64 << 10;
+
+/// The most bytes of outputs that one look shows, of all steps or tasks together.
+pub const OUTPUTS_SHOWN_MAX: u32 = 1 << 20;
 
 /// Which runs to list.
 #[derive(Clone, Debug, Default)]
@@ -86,42 +90,74 @@ pub async fn runs(pool: &PgPool, filter: &RunFilter) -> Result<Vec<Value>, FlowE
     values(query.fetch_all(pool).await?)
 }
 
-/// A run with its steps, in the flow's order.
+/// The size of a value: as the database keeps it if that is over the limit already, else as text. What is small when compressed may not be.
+fn size(value: &str) -> String {
+    format!(
+        "CASE WHEN pg_column_size({value}) > {OUTPUT_SHOWN_MAX} THEN pg_column_size({value}) ELSE octet_length({value}::text) END"
+    )
+}
+
+/// A run with its steps, in the flow's order. The error of a step that has started is that of a task that is tried again. An input or output over [`OUTPUT_SHOWN_MAX`] is left out, and so are those of steps after
+/// [`OUTPUTS_SHOWN_MAX`] of them; `inputBytes` and `outputBytes` say how large they are: as text, or as the database keeps them.
 pub async fn run(pool: &PgPool, run_id: Uuid) -> Result<Value, FlowError> {
+    let (input, output) = (size("r.input"), size("r.output"));
     let statement = format!(
-        "SELECT {RUN} || jsonb_build_object('idempotencyKey', r.idempotency_key, 'input', r.input, 'output', r.output, 'steps',
+        "SELECT {RUN} || jsonb_build_object('idempotencyKey', r.idempotency_key,
+            'input', CASE WHEN z.input <= {OUTPUT_SHOWN_MAX} THEN r.input END, 'inputBytes', z.input,
+            'output', CASE WHEN z.output <= {OUTPUT_SHOWN_MAX} THEN r.output END, 'outputBytes', z.output, 'steps',
             (SELECT coalesce(jsonb_agg(s.shape || jsonb_build_object('status', t.status, 'initialTasks', t.initial_tasks,
                 'remainingTasks', t.remaining_tasks, 'startedAt', t.started_at, 'endedAt', coalesce(t.completed_at, t.failed_at, t.skipped_at),
-                'error', t.error_message, 'skipReason', t.skip_reason, 'output', t.output, 'tasks',
+                'error', coalesce(t.error_message, CASE t.status WHEN 'started' THEN (SELECT k.error_message FROM pgflow.step_tasks k
+                    WHERE k.run_id = t.run_id AND k.step_slug = t.step_slug AND k.status IN ('queued', 'started') AND k.error_message IS NOT NULL
+                    ORDER BY k.task_index LIMIT 1) END), 'skipReason', t.skip_reason,
+                'output', CASE WHEN t.output_bytes <= {OUTPUT_SHOWN_MAX} AND t.shown <= {OUTPUTS_SHOWN_MAX} THEN t.output END,
+                'outputBytes', CASE WHEN t.output IS NOT NULL THEN t.output_bytes END, 'tasks',
                 jsonb_build_object('queued', 0, 'started', 0, 'completed', 0, 'failed', 0) ||
                 (SELECT coalesce(jsonb_object_agg(c.status, c.n), '{{}}') FROM (SELECT k.status, count(*) AS n FROM pgflow.step_tasks k
                     WHERE k.run_id = t.run_id AND k.step_slug = t.step_slug GROUP BY k.status) c)) ORDER BY s.place), '[]')
-             FROM pgflow.step_states t JOIN
+             FROM (SELECT x.*, sum(CASE WHEN x.output_bytes <= {OUTPUT_SHOWN_MAX} THEN x.output_bytes ELSE 0 END)
+                       OVER (ORDER BY p.step_index) AS shown
+                   FROM pgflow.step_states x JOIN pgflow.steps p USING (flow_slug, step_slug) WHERE x.run_id = r.run_id) t JOIN
                 (SELECT one.value AS shape, one.ordinality AS place FROM jsonb_array_elements({STEPS}) WITH ORDINALITY AS one) s
-                ON s.shape->>'slug' = t.step_slug WHERE t.run_id = r.run_id))
-         FROM pgflow.runs r JOIN pgflow.flows f USING (flow_slug) WHERE r.run_id = $1"
+                ON s.shape->>'slug' = t.step_slug))
+         FROM pgflow.runs r JOIN pgflow.flows f USING (flow_slug)
+         CROSS JOIN LATERAL (SELECT {input} AS input, {output} AS output) z WHERE r.run_id = $1"
     );
     let found = values(sqlx::query(&statement).bind(run_id).fetch_all(pool).await?)?.pop();
     found.ok_or_else(|| FlowError::Unknown(format!("there is no run {run_id}")))
 }
 
-/// The tasks of a run, or of one of its steps. An output over [`OUTPUT_SHOWN_MAX`] is left out; `outputBytes` says how large it is: as
-/// text, or as the database keeps it.
+/// The output of a run, or of one of its steps, whole. None if it is not completed.
+pub async fn output(pool: &PgPool, run_id: Uuid, step: Option<&str>) -> Result<Option<Value>, FlowError> {
+    let statement = "SELECT r.output, s.step_slug IS NOT NULL, s.output FROM pgflow.runs r
+         LEFT JOIN pgflow.step_states s ON s.run_id = r.run_id AND s.step_slug = $2 WHERE r.run_id = $1";
+    let found = sqlx::query(statement).bind(run_id).bind(step).fetch_optional(pool).await?;
+    let row = found.ok_or_else(|| FlowError::Unknown(format!("there is no run {run_id}")))?;
+    if let Some(step) = step.filter(|_| !row.get::<bool, _>(1)) {
+        return Err(FlowError::Unknown(format!("the run {run_id} has no step {step:?}")));
+    }
+    let value: Option<Json<Value>> = row.try_get(if step.is_some() { 2 } else { 0 })?;
+    Ok(value.map(|Json(value)| value))
+}
+
+/// The tasks of a run, or of one of its steps. An output over [`OUTPUT_SHOWN_MAX`] is left out, and so are those after [`OUTPUTS_SHOWN_MAX`] of
+/// them; `outputBytes` says how large it is: as text, or as the database keeps it.
 pub async fn tasks(
     pool: &PgPool,
     run_id: Uuid,
     step: Option<&str>,
     limit: Option<u32>,
 ) -> Result<Vec<Value>, FlowError> {
+    let bytes = size("k.output");
     let statement = format!(
         "SELECT jsonb_build_object('step', k.step_slug, 'index', k.task_index, 'status', k.status, 'queue', k.queue,
             'attempts', k.attempts_count, 'error', k.error_message,
-            'output', CASE WHEN o.bytes <= {OUTPUT_SHOWN_MAX} THEN k.output END, 'outputBytes', o.bytes, 'queuedAt', k.queued_at, 'startedAt', k.started_at,
+            'output', CASE WHEN k.bytes <= {OUTPUT_SHOWN_MAX} AND k.shown <= {OUTPUTS_SHOWN_MAX} THEN k.output END,
+            'outputBytes', k.bytes, 'queuedAt', k.queued_at, 'startedAt', k.started_at,
             'endedAt', coalesce(k.completed_at, k.failed_at), 'worker', k.last_worker_id)
-         FROM (SELECT * FROM pgflow.step_tasks t WHERE t.run_id = $1 AND ($2::text IS NULL OR t.step_slug = $2)
-               ORDER BY t.step_slug, t.task_index LIMIT $3) k
-         CROSS JOIN LATERAL (SELECT CASE WHEN pg_column_size(k.output) > {OUTPUT_SHOWN_MAX} THEN pg_column_size(k.output)
-                                    ELSE octet_length(k.output::text) END AS bytes) o
+         FROM (SELECT o.*, sum(CASE WHEN o.bytes <= {OUTPUT_SHOWN_MAX} THEN o.bytes ELSE 0 END) OVER (ORDER BY o.step_slug, o.task_index) AS shown
+               FROM (SELECT k.*, {bytes} AS bytes FROM pgflow.step_tasks k WHERE k.run_id = $1 AND ($2::text IS NULL OR k.step_slug = $2)
+                     ORDER BY k.step_slug, k.task_index LIMIT $3) o) k
          ORDER BY k.step_slug, k.task_index"
     );
     let limit = i64::from(limit.unwrap_or(100).min(LIST_MAX));

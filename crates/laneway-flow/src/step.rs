@@ -278,7 +278,7 @@ impl<'a, F: Flow, In: 'static, S, K> StepBuilder<'a, F, In, S, K> {
         self
     }
 
-    /// The delay before the second attempt; doubled for each further one. Whole seconds, rounded up.
+    /// Doubled with every attempt: the second waits for twice as long, the third for four times. Whole seconds, rounded up.
     pub fn base_delay(mut self, delay: Duration) -> Self {
         self.definition.options.base_delay = Some(seconds(delay));
         self

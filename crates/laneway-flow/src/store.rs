@@ -24,7 +24,7 @@ pub(crate) struct TaskRows {
     runs: Vec<Uuid>,
     steps: Vec<String>,
     indexes: Vec<i32>,
-    attempts: Vec<i32>,
+    starts: Vec<i64>,
 }
 
 impl<'a> FromIterator<&'a Task> for TaskRows {
@@ -34,7 +34,7 @@ impl<'a> FromIterator<&'a Task> for TaskRows {
             rows.runs.push(task.run_id);
             rows.steps.push(task.step.clone());
             rows.indexes.push(task.index);
-            rows.attempts.push(task.attempt);
+            rows.starts.push(task.start_number);
         }
         rows
     }
@@ -62,7 +62,7 @@ pub(crate) async fn read_and_start(
     read: Read<'_>,
 ) -> Result<Vec<Task>, FlowError> {
     let rows = sqlx::query(
-        "SELECT queue, msg_id, flow_slug, run_id, step_slug, task_index, input, flow_input, attempts_count, max_attempts, timeout, key \
+        "SELECT queue, msg_id, flow_slug, run_id, step_slug, task_index, input, flow_input, attempts_count, max_attempts, timeout, key, start_number \
          FROM pgflow.read_and_start($1, $2, $3, $4, $5, $6)",
     )
     .bind(read.queues)
@@ -92,6 +92,7 @@ fn task(row: &PgRow) -> Result<Task, FlowError> {
         max_attempts: row.try_get(9)?,
         timeout_seconds: row.try_get(10)?,
         key: row.try_get(11)?,
+        start_number: row.try_get(12)?,
     })
 }
 
@@ -100,10 +101,12 @@ fn task(row: &PgRow) -> Result<Task, FlowError> {
 pub(crate) enum Completed {
     /// It counts.
     Done,
-    /// The task is no longer this attempt's: it was given to another, ended before, or its run is over.
+    /// The task is no longer this start's: it was given to another, ended before, or its run is over.
     Ignored,
-    /// Nothing was done.
+    /// Nothing was done: the output is over the limit.
     TooLarge,
+    /// Nothing was done: with this output, all those of the run together would be over the limit.
+    RunTooLarge,
 }
 
 /// Completes tasks, all of them in one transaction. The answers are in the order of the tasks.
@@ -117,13 +120,14 @@ pub(crate) async fn complete_tasks(
         .bind(&tasks.steps)
         .bind(&tasks.indexes)
         .bind(outputs)
-        .bind(&tasks.attempts)
+        .bind(&tasks.starts)
         .fetch_all(executor)
         .await?;
     let outcome = |row: &PgRow| -> Result<Completed, FlowError> {
         Ok(match row.try_get(0)? {
             "completed" => Completed::Done,
             "too_large" => Completed::TooLarge,
+            "run_too_large" => Completed::RunTooLarge,
             _ => Completed::Ignored,
         })
     };
@@ -137,7 +141,7 @@ pub(crate) enum Failed {
     Retried,
     /// It will not.
     Final,
-    /// The task is no longer this attempt's.
+    /// The task is no longer this start's.
     Ignored,
 }
 
@@ -154,7 +158,7 @@ pub(crate) async fn fail_tasks(
         .bind(&tasks.indexes)
         .bind(errors)
         .bind(permanent)
-        .bind(&tasks.attempts)
+        .bind(&tasks.starts)
         .fetch_all(executor)
         .await?;
     let outcome = |row: &PgRow| -> Result<Failed, FlowError> {
@@ -180,7 +184,7 @@ pub(crate) async fn release_tasks(
         .bind(&tasks.runs)
         .bind(&tasks.steps)
         .bind(&tasks.indexes)
-        .bind(&tasks.attempts)
+        .bind(&tasks.starts)
         .bind(delay_seconds)
         .fetch_one(executor)
         .await?;
@@ -193,36 +197,27 @@ pub(crate) async fn release_unknown(
     worker: Uuid,
     known: &TaskRows,
 ) -> Result<i32, FlowError> {
-    let row = sqlx::query("SELECT pgflow.release_unknown_tasks($1, $2, $3, $4)")
-        .bind(worker)
-        .bind(&known.runs)
-        .bind(&known.steps)
-        .bind(&known.indexes)
-        .fetch_one(executor)
-        .await?;
+    let call = sqlx::query("SELECT pgflow.release_unknown_tasks($1, $2)").bind(worker).bind(&known.starts);
+    let row = call.fetch_one(executor).await?;
     Ok(row.try_get(0)?)
 }
 
-/// A task's identity, as an answer has it.
-pub(crate) type TaskKey = (Uuid, String, i32);
-
-/// Keeps tasks for so many seconds more. The answer is those that are still ours.
+/// Keeps tasks for so many seconds more. The answer is those that are still ours, by the numbers of their starts.
 pub(crate) async fn extend_tasks(
     executor: impl PgExecutor<'_>,
     tasks: &TaskRows,
     seconds: u32,
-) -> Result<Vec<TaskKey>, FlowError> {
+) -> Result<Vec<i64>, FlowError> {
     let seconds = i32::try_from(seconds).unwrap_or(i32::MAX);
-    let rows =
-        sqlx::query("SELECT run_id, step_slug, task_index FROM pgflow.extend_tasks($1, $2, $3, $4, $5)")
-            .bind(&tasks.runs)
-            .bind(&tasks.steps)
-            .bind(&tasks.indexes)
-            .bind(seconds)
-            .bind(&tasks.attempts)
-            .fetch_all(executor)
-            .await?;
-    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))).collect()
+    let rows = sqlx::query("SELECT start_number FROM pgflow.extend_tasks($1, $2, $3, $4, $5)")
+        .bind(&tasks.runs)
+        .bind(&tasks.steps)
+        .bind(&tasks.indexes)
+        .bind(seconds)
+        .bind(&tasks.starts)
+        .fetch_all(executor)
+        .await?;
+    rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
 }
 
 /// Makes a worker known.

@@ -44,6 +44,24 @@ async fn a_newer_a_changed_and_a_foreign_schema_are_refused() {
     assert!(matches!(migrate(&db.pool).await, Err(MigrateError::Foreign)));
 }
 
+#[tokio::test]
+async fn a_schema_that_belongs_to_another_role_is_refused() {
+    let db = empty_database().await;
+    let name = db.get("SELECT current_database()").await;
+    db.run(&format!(
+        "CREATE ROLE schemer; CREATE ROLE migrator LOGIN; GRANT CREATE ON DATABASE {name} TO migrator, schemer;
+         CREATE SCHEMA pgflow AUTHORIZATION schemer; GRANT ALL ON SCHEMA pgflow TO migrator"
+    ))
+    .await;
+    let mere = db.as_role("migrator").await;
+    let error = migrate(&mere.pool).await.expect_err("what it makes there could be replaced by the other");
+    assert!(matches!(&error, MigrateError::Owner { owner } if owner == "schemer"), "{error}");
+    assert!(error.to_string().contains("ALTER SCHEMA pgflow OWNER TO"), "{error}");
+    assert_eq!(db.count("SELECT count(*) FROM pg_proc WHERE pronamespace = 'pgflow'::regnamespace").await, 0);
+    db.run("ALTER SCHEMA pgflow OWNER TO migrator").await;
+    assert_eq!(migrate(&mere.pool).await.expect("it is its own now").to, VERSION);
+}
+
 // Steps.
 
 #[tokio::test]
@@ -480,23 +498,116 @@ async fn tasks_that_are_handed_back_cost_no_attempt() {
     assert_eq!(db.status(run).await, "completed");
 }
 
+/// What somebody who has started a task once says about it, with every function that takes the number of its start. None of it counts.
+async fn say_all_in_vain(db: &sql::Database, task: &Task) {
+    let Task { run_id, step_slug, task_index, start, .. } = task;
+    let key = format!("ARRAY['{run_id}']::uuid[], ARRAY['{step_slug}'], ARRAY[{task_index}]");
+    let one = format!("'{run_id}', '{step_slug}', {task_index}");
+    let before = db.get("SELECT string_agg(t::text, ' ') FROM pgflow.step_tasks t").await;
+    for (call, answer) in [
+        (
+            format!(
+                "SELECT outcome FROM pgflow.complete_tasks({key}, ARRAY['1'::jsonb], ARRAY[{start}::bigint])"
+            ),
+            "ignored",
+        ),
+        (
+            format!(
+                "SELECT outcome FROM pgflow.fail_tasks({key}, ARRAY['late'], NULL, ARRAY[{start}::bigint])"
+            ),
+            "ignored",
+        ),
+        (format!("SELECT count(*) FROM pgflow.extend_tasks({key}, 500, ARRAY[{start}::bigint])"), "0"),
+        (format!("SELECT pgflow.release_tasks({key}, ARRAY[{start}::bigint])"), "0"),
+        (format!("SELECT count(*) FROM pgflow.complete_task({one}, '1', {start})"), "0"),
+        (format!("SELECT count(*) FROM pgflow.fail_task({one}, 'late', {start})"), "0"),
+    ] {
+        assert_eq!(db.get(&call).await, answer, "{call}");
+    }
+    assert_eq!(
+        db.get("SELECT string_agg(t::text, ' ') FROM pgflow.step_tasks t").await,
+        before,
+        "nothing has changed"
+    );
+}
+
 #[tokio::test]
-async fn an_attempt_that_lost_its_task_is_fenced_off() {
+async fn only_the_last_start_of_a_task_can_settle_it() {
     let db = database().await;
-    db.run("SELECT pgflow.create_flow('f', base_delay => 0); SELECT pgflow.add_step('f', 'a')").await;
+    db.run(
+        "SELECT pgflow.create_flow('f', base_delay => 0, timeout => 10); SELECT pgflow.add_step('f', 'a')",
+    )
+    .await;
     let run = db.start("f", &json!({})).await;
     let worker = db.worker(&["f"]).await;
-    let first = db.read(worker, &["f"], 1).await.remove(0);
-    db.fail(&[(first, "x")]).await;
-    assert_eq!(db.read(worker, &["f"], 1).await[0].attempts, 2);
-    let late = format!(
-        "pgflow.complete_tasks(ARRAY['{run}']::uuid[], ARRAY['a'], ARRAY[0], ARRAY['1'::jsonb], ARRAY[1])"
-    );
-    assert_eq!(db.get(&format!("SELECT outcome FROM {late}")).await, "ignored");
+    let mut task = db.read(worker, &["f"], 1).await.remove(0);
+    // Each takes the task from who has it. After a release and after a retry of the run the attempt has the same number as before.
+    for lost_by in ["failure", "release", "stall", "retry of the run", "start of the worker"] {
+        let key = format!("ARRAY['{run}']::uuid[], ARRAY['a'], ARRAY[0]");
+        match lost_by {
+            "failure" => drop(db.fail(&[(task.clone(), "x")]).await),
+            "release" => {
+                db.run(&format!("SELECT pgflow.release_tasks({key}, ARRAY[{}::bigint])", task.start)).await
+            }
+            "stall" => {
+                pass(&db, 50).await;
+                assert_eq!(db.count("SELECT pgflow.requeue_stalled_tasks()").await, 1);
+            }
+            "retry of the run" => {
+                db.run(&format!("SELECT pgflow.cancel_run('{run}'); SELECT pgflow.retry_run('{run}')")).await
+            }
+            _ => assert_eq!(
+                db.count(&format!("SELECT pgflow.release_unknown_tasks('{worker}', '{{}}')")).await,
+                1
+            ),
+        }
+        let next = db.read(worker, &["f"], 1).await.remove(0);
+        assert!(next.start > task.start, "{lost_by}: {next:?}");
+        say_all_in_vain(&db, &task).await;
+        task = next;
+    }
     assert_eq!(
-        db.get(&format!("SELECT outcome FROM {}", late.replace("ARRAY[1])", "ARRAY[2])"))).await,
-        "completed"
+        db.count(&format!("SELECT pgflow.release_unknown_tasks('{worker}', ARRAY[{}::bigint])", task.start))
+            .await,
+        0,
+        "it is in the worker's hand"
     );
+    let done = format!("SELECT status FROM pgflow.complete_task('{run}', 'a', 0, '1', {})", task.start);
+    assert_eq!(db.get(&done).await, "completed");
+    assert_eq!(db.status(run).await, "completed");
+    db.check().await;
+}
+
+#[tokio::test]
+async fn every_way_to_start_a_task_hands_out_the_number_of_the_start() {
+    let db = database().await;
+    db.run(
+        "SELECT pgflow.create_flow('f'); SELECT pgflow.add_step('f', 'a'); SELECT pgflow.add_step('f', 'hand', queue => 'false');
+         SELECT pgflow.add_step('f', 'moved')",
+    )
+    .await;
+    let run = db.start("f", &json!({})).await;
+    let worker = db.worker(&["f"]).await;
+    let number = |step: &str| {
+        format!("SELECT start_number FROM pgflow.step_tasks WHERE run_id = '{run}' AND step_slug = '{step}'")
+    };
+    let by_hand = db.count(&number("hand")).await;
+    let given = db
+        .count(&format!("SELECT start_number FROM pgflow.start_tasks('f', ARRAY[1::bigint], '{worker}')"))
+        .await;
+    assert_eq!(db.count(&number("a")).await, given);
+    let polled = db.count("SELECT start_number FROM pgflow.poll_for_tasks('f', 1, 1, 1, 50)").await;
+    assert_eq!(db.count(&number("moved")).await, polled);
+    let mut all = [by_hand, given, polled];
+    all.sort_unstable();
+    assert!(all.windows(2).all(|pair| pair[0] < pair[1]), "no two starts have one number: {all:?}");
+    db.run(&format!("SELECT pgflow.cancel_run('{run}'); SELECT pgflow.retry_run('{run}')")).await;
+    assert!(
+        db.count(&number("hand")).await > by_hand,
+        "who had it in hand before the retry cannot settle it"
+    );
+    let late = format!("SELECT count(*) FROM pgflow.complete_task('{run}', 'hand', 0, '1', {by_hand})");
+    assert_eq!(db.count(&late).await, 0);
 }
 
 // Runs.
@@ -832,14 +943,13 @@ async fn the_functions_of_the_original_are_there() {
         assert_eq!(found, "1", "{name}({arguments}) -> {result}, and not {ours}");
     }
     let record = "flow_slug text, run_id uuid, step_slug text, input jsonb, msg_id bigint, task_index integer, flow_input jsonb";
-    assert_eq!(
-        db.get(
+    let ours = db
+        .get(
             "SELECT string_agg(attname || ' ' || format_type(atttypid, NULL), ', ' ORDER BY attnum) FROM pg_attribute \
-             WHERE attrelid = 'pgflow.step_task_record'::regclass"
+             WHERE attrelid = 'pgflow.step_task_record'::regclass",
         )
-        .await,
-        record
-    );
+        .await;
+    assert_eq!(ours, format!("{record}, start_number bigint"), "the original's, then ours");
 }
 
 /// A script in the words of the original, with one queue per flow, from the definition to the end.
@@ -947,6 +1057,52 @@ async fn payloads_over_the_limit_are_refused_and_lose_nothing() {
     assert_eq!(db.complete(&[(tasks[0].clone(), json!("short"))]).await, ["completed"]);
     db.run("UPDATE pgflow.limits SET max_map_tasks = 3; SELECT pgflow.create_flow('m'); SELECT pgflow.add_step('m', 'm', step_type => 'map')").await;
     assert_eq!(db.refusal("SELECT pgflow.start_flow('m', '[1, 2, 3, 4]')").await.0, "PF003");
+    db.check().await;
+}
+
+#[tokio::test]
+async fn all_outputs_of_a_run_together_have_a_limit() {
+    let db = database().await;
+    db.run(
+        "UPDATE pgflow.limits SET max_run_output_bytes = 10000; SELECT pgflow.create_flow('f', max_attempts => 1);
+         SELECT pgflow.add_step('f', 'm', step_type => 'map'); SELECT pgflow.add_step('f', 'z', ARRAY['m'])",
+    )
+    .await;
+    let (big, small) = (db.start("f", &json!([0, 1, 2, 3, 4])).await, db.start("f", &json!([0, 1])).await);
+    let worker = db.worker(&["f"]).await;
+    let tasks = db.read(worker, &["f"], 7).await;
+    // Compressed it would be small; what counts is what has to be put together.
+    let output = json!("x".repeat(3_000));
+    let all: Vec<_> = tasks.iter().map(|task| (task.clone(), output.clone())).collect();
+    let outcomes = db.complete(&all[..2]).await;
+    assert_eq!(outcomes, ["completed", "completed"]);
+    let mut outcomes = db.complete(&all[2..]).await;
+    outcomes.sort();
+    assert_eq!(
+        outcomes,
+        ["completed", "completed", "completed", "run_too_large", "run_too_large"],
+        "three of the large run and both of the small one fit"
+    );
+    assert_eq!(db.step(small, "m").await, "completed");
+    assert_eq!(
+        (db.status(big).await, db.step(big, "m").await),
+        ("started".into(), "started".into()),
+        "nothing is lost"
+    );
+    let left = db
+        .count(&format!(
+            "SELECT min(task_index) FROM pgflow.step_tasks WHERE run_id = '{big}' AND status = 'started'"
+        ))
+        .await;
+    let by_hand = format!("SELECT pgflow.complete_task('{big}', 'm', {left}, to_jsonb(repeat('x', 3000)))");
+    let (code, words) = db.refusal(&by_hand).await;
+    assert!(code == "PF003" && words.contains("10000 bytes"), "{code} {words}");
+    db.check().await;
+    db.run("UPDATE pgflow.limits SET max_run_output_bytes = 100000").await;
+    for task in tasks.iter().filter(|task| task.run_id == big) {
+        db.complete(&[(task.clone(), output.clone())]).await;
+    }
+    assert_eq!(db.step(big, "m").await, "completed", "with a larger limit it goes on");
     db.check().await;
 }
 

@@ -105,7 +105,7 @@ async fn one_call_reads_many_queues_each_up_to_its_limit() {
             "SELECT string_agg(queue || ':' || n, ' ') FROM (SELECT queue, count(*) AS n, min(place) AS place FROM \
              pgflow.read_and_start(ARRAY['cpu_worker', 'multi_queue_test', 'email_worker'], ARRAY[7, 0, 2], '{worker}') \
              WITH ORDINALITY x(queue, msg_id, flow_slug, run_id, step_slug, task_index, input, flow_input, attempts_count, max_attempts, \
-             timeout, step_type, key, place) GROUP BY queue ORDER BY 3) y"
+             timeout, step_type, key, start_number, place) GROUP BY queue ORDER BY 3) y"
         ))
         .await;
     assert_eq!(order, "cpu_worker:7 email_worker:2");

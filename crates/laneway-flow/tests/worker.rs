@@ -10,7 +10,7 @@ use std::time::Duration;
 use laneway_flow::worker::StrategyKind;
 use laneway_flow::{
     Action, Context, Definition, Failure, Flow, FlowError, OwnQueue, Settings, Skip, SkipCascade, Start,
-    Steps, Worker, client, queues,
+    Steps, Worker, client, look, queues,
 };
 use serde_json::{Value, json};
 use support::{Database, PATIENCE};
@@ -669,5 +669,281 @@ async fn tasks_of_a_run_go_one_after_another_where_that_is_asked_for() {
         assert_eq!(database.end_of(run).await.output(), &json!({"each": (0..40).collect::<Vec<_>>()}));
     }
     assert_eq!(most.load(SeqCst), 1, "two tasks of one run at once");
+    worker.stop().await;
+}
+
+/// What a worker was told to say.
+#[derive(Clone, Default)]
+struct Troubles(Arc<Mutex<Vec<String>>>);
+
+impl Troubles {
+    fn teller(&self) -> impl Fn(&str) + Send + Sync + 'static {
+        let told = self.clone();
+        move |what| told.0.lock().unwrap().push(what.to_owned())
+    }
+
+    fn have(&self, words: &str) -> bool {
+        self.0.lock().unwrap().iter().any(|what| what.contains(words))
+    }
+
+    async fn until(&self, words: &str) {
+        let said = async {
+            while !self.have(words) {
+                tokio::time::sleep(Duration::from_millis(20)).await; // paced: the worker says it in its own time
+            }
+        };
+        let said = tokio::time::timeout(PATIENCE, said).await;
+        assert!(said.is_ok(), "nobody said {words:?}: {:?}", self.0.lock().unwrap());
+    }
+}
+
+/// Blocks its thread, not only its task, on the first attempts, until it is released.
+#[derive(Clone)]
+struct Blocks {
+    entered: Arc<AtomicUsize>,
+    blocked: usize,
+    release: Arc<(Mutex<bool>, std::sync::Condvar)>,
+}
+
+impl Blocks {
+    fn new(blocked: usize) -> Self {
+        Self { entered: Arc::default(), blocked, release: Arc::default() }
+    }
+
+    fn release(&self) {
+        *self.release.0.lock().unwrap() = true;
+        self.release.1.notify_all();
+    }
+
+    fn actions(&self) -> HashMap<String, Action> {
+        let this = self.clone();
+        let action = Action::plain(move |task| {
+            let this = this.clone();
+            async move {
+                if this.entered.fetch_add(1, SeqCst) < this.blocked {
+                    let closed = this.release.0.lock().unwrap();
+                    drop(this.release.1.wait_while(closed, |open| !*open).unwrap());
+                }
+                Ok(task.flow_input.clone().unwrap())
+            }
+        });
+        HashMap::from([("only".to_owned(), action)])
+    }
+}
+
+fn blocking_flow() -> Definition {
+    Definition::from_json(
+        r#"{"slug":"blocks","steps":[{"slug":"only","timeout":1,"maxAttempts":5,"baseDelay":0}]}"#,
+    )
+    .unwrap()
+}
+
+/// Makes it seem that so many seconds have passed for all tasks in hand.
+async fn pass(database: &Database, seconds: u32) {
+    sqlx::query(
+        "UPDATE pgflow.step_tasks SET queued_at = queued_at - make_interval(secs => $1), started_at = started_at - make_interval(secs => $1), \
+         extended_until = extended_until - make_interval(secs => $1) WHERE status = 'started'",
+    )
+    .bind(f64::from(seconds))
+    .execute(&database.pool)
+    .await
+    .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_handler_that_blocks_its_thread_loses_its_task_to_another_worker() {
+    let database = Database::start().await;
+    let (blocks, troubles) = (Blocks::new(1), Troubles::default());
+    let settings = Settings { max_concurrent: 1, overdue_seconds: 1, shutdown_seconds: 1, ..quick() };
+    let worker = Worker::on(&database.pool).serve_data(blocking_flow(), blocks.actions());
+    let stuck = worker.settings(settings).on_trouble(troubles.teller()).start().await.unwrap();
+    let run = Start::named("blocks", json!(7)).on(&database.pool).await.unwrap();
+    troubles.until("does it block its thread").await;
+    assert_eq!(stuck.stats().overdue, 1);
+    let kept = "SELECT extract(epoch FROM extended_until)::bigint FROM pgflow.step_tasks";
+    let last = database.count(kept).await;
+    // Two more signs of life: the worker lives, and does not ask for more time.
+    let beats =
+        "SELECT (extract(epoch FROM last_heartbeat_at - started_at) > 5)::int::bigint FROM pgflow.workers";
+    database.until(beats, 1).await;
+    assert_eq!(database.count(kept).await, last, "it is not extended any more");
+    assert_eq!(client::run(&database.pool, run).await.unwrap().status(), "started");
+
+    let other = Worker::on(&database.pool).serve_data(blocking_flow(), blocks.actions()).settings(quick());
+    let other = other.start().await.unwrap();
+    pass(&database, 120).await;
+    assert_eq!(database.end_of(run).await.output(), &json!({"only": 7}));
+    assert_eq!(other.stop().await.stats.completed, 1);
+    blocks.release();
+    let ended = async {
+        while stuck.stats().in_hand > 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await; // paced: the handler ends in its own time
+        }
+    };
+    tokio::time::timeout(PATIENCE, ended).await.expect("what it says in the end is taken");
+    let stats = stuck.stop().await.stats;
+    assert_eq!((stats.completed, stats.ignored), (0, 1), "and does not count: {stats:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_waits_behind_a_blocked_handler_is_handed_back() {
+    let database = Database::start().await;
+    let (blocks, troubles) = (Blocks::new(1), Troubles::default());
+    // The tasks of a run one after another: the second waits in the lane of the first.
+    let text = r#"{"slug":"blocks","steps":[{"slug":"only","timeout":1},{"slug":"also","timeout":1}]}"#;
+    let mut actions = blocks.actions();
+    actions.insert("also".to_owned(), actions["only"].clone());
+    let settings = Settings { ordered_runs: true, overdue_seconds: 1, shutdown_seconds: 1, ..quick() };
+    let worker = Worker::on(&database.pool).serve_data(Definition::from_json(text).unwrap(), actions);
+    let worker = worker.settings(settings).on_trouble(troubles.teller()).start().await.unwrap();
+    Start::named("blocks", json!(7)).on(&database.pool).await.unwrap();
+    troubles.until("is handed back").await;
+    troubles.until("does it block its thread").await;
+    assert_eq!(
+        database.count("SELECT sum(requeued_count)::bigint FROM pgflow.step_tasks").await,
+        0,
+        "it was not found stalled: it was handed back"
+    );
+    assert!(worker.stats().overdue >= 2, "{:?}", worker.stats());
+    blocks.release();
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_stop_ends_although_a_handler_blocks_and_the_database_does_not_answer() {
+    let database = Database::start().await;
+    let (blocks, troubles) = (Blocks::new(1), Troubles::default());
+    let settings = Settings { shutdown_seconds: 1, max_poll_seconds: 600, ..quick() };
+    let worker = || {
+        Worker::on(&database.pool).serve_data(blocking_flow(), blocks.actions()).settings(settings.clone())
+    };
+    let stuck = worker().start().await.unwrap();
+    let run = Start::named("blocks", json!(7)).on(&database.pool).await.unwrap();
+    let begun = async {
+        while blocks.entered.load(SeqCst) == 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await; // paced: the handler begins in its own time
+        }
+    };
+    tokio::time::timeout(PATIENCE, begun).await.expect("the handler begins");
+    let stopped = tokio::time::timeout(Duration::from_secs(20), stuck.stop()).await;
+    assert_eq!(stopped.expect("a handler cannot keep a worker from ending").handed_back, 1);
+    blocks.release();
+
+    let idle = worker().on_trouble(troubles.teller()).start().await.unwrap();
+    assert_eq!(database.end_of(run).await.status(), "completed");
+    let unsettled = async {
+        while idle.stats().in_hand > 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await; // paced: its settler hears the answer
+        }
+    };
+    tokio::time::timeout(PATIENCE, unsettled).await.expect("its task is settled");
+    // Every call that says something of a worker now hangs.
+    let mut silence = database.pool.begin().await.unwrap();
+    sqlx::query("LOCK TABLE pgflow.workers").execute(&mut *silence).await.unwrap();
+    let stopped = tokio::time::timeout(Duration::from_secs(30), idle.stop()).await;
+    silence.rollback().await.unwrap();
+    assert!(stopped.is_ok(), "a database that does not answer cannot keep a worker from ending");
+    assert!(troubles.have("goodbye"), "{:?}", troubles.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_a_worker_does_not_know_is_handed_back_and_told_and_the_worker_goes_on() {
+    let database = Database::start().await;
+    let action = || Action::plain(|task| async move { Ok(task.flow_input.clone().unwrap()) });
+    let old = Definition::from_json(r#"{"slug":"grows","steps":[{"slug":"a"}]}"#).unwrap();
+    let new = Definition::from_json(r#"{"slug":"grows","steps":[{"slug":"a"},{"slug":"b"}]}"#).unwrap();
+    let troubles = Troubles::default();
+    let elder = Worker::on(&database.pool).serve_data(old, HashMap::from([("a".to_owned(), action())]));
+    let elder = elder.on_trouble(troubles.teller()).settings(quick()).start().await.unwrap();
+    client::compile(&database.pool, &new, false).await.unwrap();
+    let run = Start::named("grows", json!(1)).on(&database.pool).await.unwrap();
+    troubles.until("no handler for step \"b\" of flow \"grows\", and hands the task back: it has a").await;
+    database
+        .until("SELECT count(*) FROM pgflow.step_tasks WHERE step_slug = 'a' AND status = 'completed'", 1)
+        .await;
+    database
+        .until(
+            "SELECT count(*) FROM pgflow.step_tasks WHERE step_slug = 'b' AND status = 'queued' AND attempts_count = 0",
+            1,
+        )
+        .await;
+    let actions = HashMap::from([("a".to_owned(), action()), ("b".to_owned(), action())]);
+    let younger =
+        Worker::on(&database.pool).serve_data(new, actions).settings(quick()).start().await.unwrap();
+    // Whoever takes it first: what the elder cannot do it hands back again, until the younger has it.
+    sqlx::query("UPDATE pgmq.q_grows SET vt = now()").execute(&database.pool).await.unwrap();
+    let second = Start::named("grows", json!(2)).on(&database.pool).await.unwrap();
+    for run in [run, second] {
+        assert_eq!(database.end_of(run).await.status(), "completed");
+    }
+    let (elder, younger) = (elder.stop().await.stats, younger.stop().await.stats);
+    assert_eq!(elder.completed + younger.completed, 4);
+    assert!(elder.failed == 0 && elder.retried == 0 && younger.completed >= 2, "{elder:?} {younger:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_look_shows_outputs_up_to_64_kib_and_a_mebibyte_in_all() {
+    let database = Database::start().await;
+    let text = r#"{"slug":"looks","steps":[{"slug":"each","stepType":"map"},{"slug":"all","dependsOn":["each"],"queue":false}]}"#;
+    let each = Action::plain(|task| async move {
+        let size: usize = task.input.get().parse()?;
+        Ok(serde_json::value::to_raw_value(&"x".repeat(size))?)
+    });
+    let actions = HashMap::from([("each".to_owned(), each)]);
+    let worker = Worker::on(&database.pool).serve_data(Definition::from_json(text).unwrap(), actions);
+    let worker = worker.start().await.unwrap();
+    // As text an output has two bytes more, for its quotes: the first just fits, the second does not; then many that fit one by one.
+    let limit = look::OUTPUT_SHOWN_MAX as usize;
+    let mut sizes = vec![limit - 2, limit - 1];
+    sizes.extend([50_000; 30]);
+    let run = Start::named("looks", json!(sizes)).on(&database.pool).await.unwrap();
+    database
+        .until("SELECT count(*) FROM pgflow.step_tasks WHERE step_slug = 'all' AND status = 'started'", 1)
+        .await;
+    let tasks = look::tasks(&database.pool, run, Some("each"), Some(1_000)).await.unwrap();
+    assert_eq!(tasks.len(), sizes.len());
+    let shown: Vec<usize> = tasks.iter().filter_map(|task| task["output"].as_str()).map(str::len).collect();
+    assert!(tasks[0]["output"].is_string() && tasks[1]["output"].is_null(), "64 KiB and no more");
+    assert_eq!(tasks[1]["outputBytes"], limit as u64 + 1);
+    assert_eq!(shown.len(), 1 + (look::OUTPUTS_SHOWN_MAX as usize - limit) / 50_002, "and a mebibyte in all");
+    let seen = look::run(&database.pool, run).await.unwrap();
+    assert!(seen["steps"][0]["output"].is_null(), "what the map gathered is too large for a look");
+    assert!(
+        seen["steps"][0]["outputBytes"].as_u64() > Some(1_500_000),
+        "{}",
+        seen["steps"][0]["outputBytes"]
+    );
+    let whole = look::output(&database.pool, run, Some("each")).await.unwrap().unwrap();
+    assert_eq!(whole.as_array().unwrap().len(), sizes.len());
+    assert!(client::complete(&database.pool, run, "all", 0, &json!("short")).await.unwrap());
+    let seen = look::run(&database.pool, run).await.unwrap();
+    assert_eq!((&seen["output"], &seen["steps"][1]["output"]), (&json!({"all": "short"}), &json!("short")));
+    assert_eq!(seen["outputBytes"], 16);
+    worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_map_whose_outputs_together_are_over_the_limit_fails_in_words() {
+    let database = Database::start().await;
+    sqlx::query("UPDATE pgflow.limits SET max_run_output_bytes = 100000")
+        .execute(&database.pool)
+        .await
+        .unwrap();
+    let text =
+        r#"{"slug":"wide","steps":[{"slug":"each","stepType":"map"},{"slug":"sum","dependsOn":["each"]}]}"#;
+    let each =
+        Action::plain(
+            |task| async move { Ok(serde_json::value::to_raw_value(&task.input.get().repeat(1_000))?) },
+        );
+    let sum = Action::plain(|_| async move { Ok(serde_json::value::to_raw_value(&"done")?) });
+    let actions = HashMap::from([("each".to_owned(), each), ("sum".to_owned(), sum)]);
+    let worker = Worker::on(&database.pool).serve_data(Definition::from_json(text).unwrap(), actions);
+    let worker = worker.start().await.unwrap();
+    let wide = Start::named("wide", json!(vec![7; 200])).on(&database.pool).await.unwrap();
+    let narrow = Start::named("wide", json!(vec![7; 50])).on(&database.pool).await.unwrap();
+    let state = database.end_of(wide).await;
+    let words = state.json()["run"]["error_message"].as_str().unwrap_or_default();
+    assert!(state.status() == "failed" && words.contains("max_run_output_bytes"), "{words}");
+    assert_eq!(database.end_of(narrow).await.status(), "completed", "others are not harmed");
     worker.stop().await;
 }

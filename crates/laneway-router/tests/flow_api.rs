@@ -167,10 +167,61 @@ async fn every_route_of_flows_answers_as_it_is_described() {
     let queues = api.call("GET", "/api/flow-queues", None, 200).await;
     assert_eq!((&queues[0]["queue"], &queues[0]["waiting"]), (&json!("api_flow"), &json!(0)));
     api.call("GET", "/api/runs/00000000-0000-0000-0000-000000000000", None, 404).await;
+    whole_flows(&api).await;
 
     worker.stop().await;
     api.service.shutdown(Duration::from_secs(1)).await;
     drop(server);
+}
+
+/// Defined, cancelled, retried, pruned, deleted.
+async fn whole_flows(api: &Api) {
+    let definition = json!({"steps": [{"slug": "sign", "queue": false}]});
+    let defined = api.call("PUT", "/api/flows/whole", Some(definition.clone()), 200).await;
+    assert_eq!((&defined["status"], &defined["queues"]), (&json!("compiled"), &json!(["whole"])));
+    assert_eq!(api.call("PUT", "/api/flows/whole", Some(definition), 200).await["status"], "verified");
+    let circle = json!({"steps": [{"slug": "a", "dependsOn": ["b"]}, {"slug": "b", "dependsOn": ["a"]}]});
+    api.call("PUT", "/api/flows/whole", Some(circle), 422).await;
+    api.call("PUT", "/api/flows/whole", Some(json!({"slug": "other", "steps": [{"slug": "a"}]})), 422).await;
+    api.call("PUT", "/api/flows/whole", Some(json!({"steps": [{"slug": "a"}]})), 409).await;
+    let mut runs = Vec::new();
+    for _ in 0..3 {
+        let run =
+            api.call("POST", "/api/flows/whole/runs", None, 201).await["runId"].as_str().unwrap().to_owned();
+        runs.push(run);
+    }
+    api.call("POST", &format!("/api/runs/{}/steps/sign/fail", runs[0]), Some(json!({"error": "no"})), 200)
+        .await;
+    assert_eq!(api.call("POST", "/api/flows/whole/retry", None, 200).await["runs"], 1);
+    let done = api.call("GET", &format!("/api/runs/{}/output", runs[1]), None, 200).await;
+    assert_eq!(done, json!({"completed": false, "output": null}));
+    let large = json!("x".repeat(100_000));
+    api.call(
+        "POST",
+        &format!("/api/runs/{}/steps/sign/complete", runs[1]),
+        Some(json!({"output": large})),
+        200,
+    )
+    .await;
+    let look = api.call("GET", &format!("/api/runs/{}", runs[1]), None, 200).await;
+    assert_eq!(
+        (&look["output"], &look["steps"][0]["output"]),
+        (&json!(null), &json!(null)),
+        "too large for a look"
+    );
+    let whole = api.call("GET", &format!("/api/runs/{}/output?step=sign", runs[1]), None, 200).await;
+    assert_eq!(whole, json!({"completed": true, "output": large}));
+    assert_eq!(api.call("POST", "/api/flows/whole/cancel", None, 200).await["runs"], 2);
+    let one = format!("/api/runs/{}", runs[0]);
+    assert_eq!(api.call("DELETE", &one, None, 200).await["changed"], true);
+    assert_eq!(api.call("DELETE", &one, None, 200).await["changed"], false);
+    api.call("POST", "/api/runs/prune", None, 422).await;
+    let old = json!({"olderThanSeconds": 0, "flow": "whole"});
+    assert_eq!(api.call("POST", "/api/runs/prune", Some(old.clone()), 200).await["runs"], 2);
+    assert_eq!(api.call("POST", "/api/runs/prune", Some(old), 200).await["runs"], 0);
+    assert_eq!(api.call("DELETE", "/api/flows/whole", None, 200).await["changed"], true);
+    api.call("DELETE", "/api/flows/whole", None, 404).await;
+    api.call("POST", "/api/flows/whole/cancel", None, 404).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

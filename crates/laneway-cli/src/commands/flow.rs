@@ -38,6 +38,8 @@ use crate::table::{self, Column, count, field};
   laneway flow start data_flow '{\"url\": \"http://example\"}' --watch
   laneway flow runs --status failed
   laneway flow retry 3f0e...                    go on where it failed
+  laneway flow cancel --flow data_flow --yes    end all runs of a flow
+  laneway flow prune --older-than 30d --yes     delete runs that ended long ago
 
 The database is --database, or DATABASE_URL, or that of a `laneway flow dev` in this folder.")]
 pub(crate) struct Options {
@@ -129,18 +131,43 @@ enum What {
         #[arg(long, value_name = "WHY", conflicts_with = "output")]
         fail: Option<String>,
     },
-    /// Let a failed or cancelled run go on where it stopped
-    Retry {
-        /// Its id
+    /// The output of a run, or of one of its steps, whole
+    Output {
+        /// The run's id
         run: Uuid,
+        /// The step
+        step: Option<String>,
     },
-    /// End a run
+    /// Let a failed or cancelled run go on where it stopped, or all failed runs of a flow
+    #[command(override_usage = "laneway flow retry <RUN>\n       laneway flow retry --flow <SLUG>")]
+    Retry {
+        #[command(flatten)]
+        which: Which,
+    },
+    /// End a run, or all runs of a flow that are not over
+    #[command(
+        override_usage = "laneway flow cancel <RUN> [--reason <TEXT>]\n       laneway flow cancel --flow <SLUG> --yes"
+    )]
     Cancel {
-        /// Its id
-        run: Uuid,
+        #[command(flatten)]
+        which: Which,
         /// Why
-        #[arg(long, value_name = "TEXT")]
+        #[arg(long, value_name = "TEXT", conflicts_with = "flow")]
         reason: Option<String>,
+        /// I am sure; needed for a whole flow
+        #[arg(long, required_unless_present = "run")]
+        yes: bool,
+    },
+    /// Delete a run and all that is known of it, or a flow with its steps, its runs and its queues
+    #[command(
+        override_usage = "laneway flow delete <RUN> --yes\n       laneway flow delete --flow <SLUG> --yes"
+    )]
+    Delete {
+        #[command(flatten)]
+        which: Which,
+        /// I am sure
+        #[arg(long, required = true)]
+        yes: bool,
     },
     /// Delete runs that ended long ago
     Prune {
@@ -150,6 +177,9 @@ enum What {
         /// Of this flow only
         #[arg(long, value_name = "SLUG")]
         flow: Option<String>,
+        /// I am sure
+        #[arg(long, required = true)]
+        yes: bool,
     },
     /// The workers, and who of them lives
     Workers,
@@ -159,6 +189,24 @@ enum What {
     Worker(worker::Options),
     /// A Postgres in a folder of its own, with the schema and a flow to try; nothing else is needed
     Dev(dev::Options),
+}
+
+/// A run, or a whole flow.
+#[derive(clap::Args)]
+struct Which {
+    /// The run's id
+    #[arg(required_unless_present = "flow", conflicts_with = "flow")]
+    run: Option<Uuid>,
+    /// The flow, instead of a run
+    #[arg(long, value_name = "SLUG")]
+    flow: Option<String>,
+}
+
+impl Which {
+    /// Clap has seen to it that there is one of them.
+    fn one(&self) -> Result<Uuid, &str> {
+        self.run.ok_or_else(|| self.flow.as_deref().unwrap_or_default())
+    }
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
@@ -247,15 +295,33 @@ async fn perform(what: &What, pool: &PgPool, json: bool) -> Result<(), Failure> 
             let words = "nothing to complete: there is no such task, or it is over";
             changed_or(json, changed, "done", words)
         }
-        What::Retry { run } => {
-            let words = "nothing to retry: there is no such run, or it neither failed nor was cancelled";
-            changed_or(json, client::retry(pool, *run).await, "it goes on", words)
-        }
-        What::Cancel { run, reason } => {
-            let words = "nothing to cancel: there is no such run, or it is over";
-            changed_or(json, client::cancel(pool, *run, reason.as_deref()).await, "cancelled", words)
-        }
-        What::Prune { older_than, flow } => prune(pool, *older_than, flow.as_deref(), json).await,
+        What::Output { run, step } => output(pool, *run, step.as_deref()).await,
+        What::Retry { which } => match which.one() {
+            Ok(run) => {
+                let words = "nothing to retry: the run neither failed nor was cancelled";
+                changed_or(json, client::retry(pool, run).await, "it goes on", words)
+            }
+            Err(flow) => changed_runs(json, client::retry_flow(pool, flow).await, "retried", "go on"),
+        },
+        // Clap has seen to it that `yes` was typed where it is needed.
+        What::Cancel { which, reason, yes: _ } => match which.one() {
+            Ok(run) => {
+                let words = "nothing to cancel: the run is over";
+                changed_or(json, client::cancel(pool, run, reason.as_deref()).await, "cancelled", words)
+            }
+            Err(flow) => changed_runs(json, client::cancel_flow(pool, flow).await, "cancelled", "cancelled"),
+        },
+        What::Delete { which, yes: _ } => match which.one() {
+            Ok(run) => {
+                let words = format!("nothing to delete: there is no run {run}");
+                changed_or(json, client::delete(pool, run).await, "deleted", &words)
+            }
+            Err(flow) => {
+                let done = client::delete_flow(pool, flow).await.map(|()| true);
+                changed_or(json, done, "the flow is deleted, with its runs", "")
+            }
+        },
+        What::Prune { older_than, flow, yes: _ } => prune(pool, *older_than, flow.as_deref(), json).await,
         What::Workers => print(json, look::workers(pool).await, &WORKERS, "there are no workers"),
         What::Queues => print(json, look::queues(pool).await, &QUEUES, "no flow uses a queue"),
         What::Worker(options) => worker::run(options, pool).await,
@@ -338,6 +404,24 @@ fn changed_or(
     Ok(())
 }
 
+/// How many runs a verb for a whole flow has changed; none is no mistake.
+fn changed_runs(json: bool, changed: Result<u64, FlowError>, field: &str, done: &str) -> Result<(), Failure> {
+    let changed = changed.map_err(failure)?;
+    if json {
+        return Ok(table::lines(&[json!({field: changed})])?);
+    }
+    eprintln!("{} {done}", count(changed, "run"));
+    Ok(())
+}
+
+/// JSON in any case: it is data.
+async fn output(pool: &PgPool, run: Uuid, step: Option<&str>) -> Result<(), Failure> {
+    match look::output(pool, run, step).await.map_err(failure)? {
+        Some(output) => Ok(table::lines(&[output])?),
+        None => Err(Failure::Refused("there is no output: it is not completed".to_owned())),
+    }
+}
+
 async fn migrate(pool: &PgPool, json: bool) -> Result<(), Failure> {
     let done = laneway_flow::migrate(pool).await.map_err(|error| match error {
         MigrateError::Database { error, .. } => failure(error.into()),
@@ -365,7 +449,8 @@ async fn show(pool: &PgPool, flow: &str, json: bool) -> Result<(), Failure> {
     eprintln!(
         "\n{} attempts, {} s before the second, {} s each{}",
         flow["maxAttempts"],
-        flow["baseDelay"],
+        // It doubles with each attempt, also with the first.
+        flow["baseDelay"].as_u64().map_or(0, |seconds| seconds.saturating_mul(2)),
         flow["timeout"],
         if key.is_empty() { String::new() } else { format!("; runs of one {key} go one after another") }
     );

@@ -1,12 +1,12 @@
 //! What a worker has in hand: taken and not settled. Its bound is the worker's bound.
 //!
-//! The poller asks for room and puts tasks in; whoever settles takes them out, which wakes the poller. The heartbeat looks at all of them, and
-//! tells a handler whose task is no longer ours.
+//! The poller asks for room and puts tasks in; whoever settles takes them out, which wakes the poller. The heartbeat looks at all of them,
+//! tells a handler whose task is no longer ours, and lets go of what takes too long.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
@@ -25,6 +25,8 @@ pub struct WorkerStats {
     pub failed: u64,
     /// Tasks that were no longer ours when they ended.
     pub ignored: u64,
+    /// Tasks that were let go, because their handlers had not ended long after their timeouts, or had not begun.
+    pub overdue: u64,
     /// Calls that took tasks, or found none.
     pub reads: u64,
     /// Calls that settled tasks.
@@ -34,12 +36,74 @@ pub struct WorkerStats {
 }
 
 /// A task in hand.
+#[derive(Clone)]
 pub(crate) struct Held {
     pub(crate) task: Arc<Task>,
     /// The place of its queue.
     pub(crate) queue: usize,
-    /// Told when the database says that it is another's.
-    pub(crate) lost: Arc<Notify>,
+    pub(crate) progress: Arc<Progress>,
+}
+
+/// How far a task in hand has come; known to its slot and to the heartbeat.
+pub(crate) struct Progress {
+    /// Told when the task is no longer ours.
+    pub(crate) lost: Notify,
+    stage: Mutex<(Stage, Instant)>,
+}
+
+/// Where a task in hand is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// In its lane, before its handler.
+    Waits,
+    /// In its handler.
+    Runs,
+    /// Its handler has ended, and the database is being told.
+    Ended,
+    /// We do not keep it any more, whatever its handler does.
+    LetGo,
+}
+
+impl Progress {
+    fn new() -> Self {
+        Self { lost: Notify::new(), stage: Mutex::new((Stage::Waits, Instant::now())) }
+    }
+
+    fn stage(&self) -> MutexGuard<'_, (Stage, Instant)> {
+        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The handler is about to begin. False: the task was let go before.
+    pub(crate) fn begin(&self) -> bool {
+        let mut stage = self.stage();
+        if stage.0 == Stage::Waits {
+            *stage = (Stage::Runs, Instant::now());
+        }
+        stage.0 == Stage::Runs
+    }
+
+    /// The handler has ended.
+    pub(crate) fn end(&self) {
+        let mut stage = self.stage();
+        if stage.0 == Stage::Runs {
+            *stage = (Stage::Ended, Instant::now());
+        }
+    }
+
+    /// Where the task was if it has been there for longer than this; from now on we do not keep it. Nothing if it may stay, or was let go before.
+    pub(crate) fn let_go_after(&self, limit: Duration) -> Option<Stage> {
+        let mut stage = self.stage();
+        let (was, since) = *stage;
+        if was == Stage::LetGo || since.elapsed() <= limit {
+            return None;
+        }
+        stage.0 = Stage::LetGo;
+        Some(was)
+    }
+
+    pub(crate) fn is_let_go(&self) -> bool {
+        self.stage().0 == Stage::LetGo
+    }
 }
 
 #[derive(Default)]
@@ -57,6 +121,7 @@ pub(crate) struct Counters {
     pub(crate) retried: AtomicU64,
     pub(crate) failed: AtomicU64,
     pub(crate) ignored: AtomicU64,
+    pub(crate) overdue: AtomicU64,
     pub(crate) reads: AtomicU64,
     pub(crate) settles: AtomicU64,
 }
@@ -135,15 +200,15 @@ impl Hand {
         self.limit().saturating_sub(held)
     }
 
-    /// Puts a task in; the answer is its ticket, and how its handler hears that it was lost.
-    pub(crate) fn put(&self, task: Arc<Task>, queue: usize) -> (u64, Arc<Notify>) {
-        let lost = Arc::new(Notify::new());
+    /// Puts a task in; the answer is its ticket, and what its slot and the heartbeat tell each other.
+    pub(crate) fn put(&self, task: Arc<Task>, queue: usize) -> (u64, Arc<Progress>) {
+        let progress = Arc::new(Progress::new());
         let mut inside = self.inside();
         let ticket = inside.next;
         inside.next += 1;
         inside.per_queue[queue] += 1;
-        inside.held.insert(ticket, Held { task, queue, lost: lost.clone() });
-        (ticket, lost)
+        inside.held.insert(ticket, Held { task, queue, progress: progress.clone() });
+        (ticket, progress)
     }
 
     /// Takes tasks out, and wakes the poller.
@@ -158,10 +223,9 @@ impl Hand {
         self.room.notify_one();
     }
 
-    /// All tasks in hand, with how their handlers hear that they were lost.
-    pub(crate) fn all(&self) -> Vec<(Arc<Task>, usize, Arc<Notify>)> {
-        let inside = self.inside();
-        inside.held.values().map(|held| (held.task.clone(), held.queue, held.lost.clone())).collect()
+    /// All tasks in hand.
+    pub(crate) fn all(&self) -> Vec<Held> {
+        self.inside().held.values().cloned().collect()
     }
 
     /// Everything, at the end.
@@ -184,6 +248,7 @@ impl Hand {
             retried: counters.retried.load(Relaxed),
             failed: counters.failed.load(Relaxed),
             ignored: counters.ignored.load(Relaxed),
+            overdue: counters.overdue.load(Relaxed),
             reads: counters.reads.load(Relaxed),
             settles: counters.settles.load(Relaxed),
             in_hand: self.inside().held.len(),
@@ -203,5 +268,16 @@ mod tests {
         assert_eq!(hand.limit(), 210);
         (0..100).for_each(|_| hand.learn(Duration::from_secs(1)));
         assert!(hand.limit() <= 12, "slow tasks are left to others: {}", hand.limit());
+    }
+
+    #[test]
+    fn a_task_is_let_go_once_and_does_not_begin_afterwards() {
+        let (waits, runs) = (Progress::new(), Progress::new());
+        assert!(runs.begin());
+        assert_eq!(runs.let_go_after(Duration::from_secs(60)), None, "it may stay");
+        assert_eq!(runs.let_go_after(Duration::ZERO), Some(Stage::Runs));
+        assert_eq!(runs.let_go_after(Duration::ZERO), None, "it was let go already");
+        assert_eq!(waits.let_go_after(Duration::ZERO), Some(Stage::Waits));
+        assert!(!waits.begin() && waits.is_let_go());
     }
 }

@@ -2,13 +2,14 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
 use super::Shared;
-use crate::handler::Task;
-use crate::store::{self, TaskKey, TaskRows};
+use super::hand::{Held, Stage};
+use crate::store::{self, TaskRows};
 
 /// Looks after dead workers once in so many signs of life; one living worker is enough for all dead ones.
 const RESCUE_EVERY: u32 = 2;
@@ -50,7 +51,8 @@ async fn once(shared: &Shared, beats: u32) -> Result<(), crate::error::FlowError
         // It was away for so long that its row was pruned.
         None => shared.register(&shared.control).await?,
     }
-    extend(shared).await?;
+    let kept = let_go(shared).await?;
+    extend(shared, kept).await?;
     if beats.is_multiple_of(RESCUE_EVERY) {
         let rescued = store::rescue(&shared.control, shared.settings.dead_after_seconds).await?;
         if rescued > 0 {
@@ -60,23 +62,61 @@ async fn once(shared: &Shared, beats: u32) -> Result<(), crate::error::FlowError
     Ok(())
 }
 
-/// Keeps what is in hand, and tells the handlers of what is no longer ours.
-async fn extend(shared: &Shared) -> Result<(), crate::error::FlowError> {
-    let mut by_visibility: HashMap<u32, Vec<_>> = HashMap::new();
+/// Lets go of what has been in hand for longer than its timeout and the grace: a handler that blocks its thread has not heard its timeout, and would
+/// keep its task, and those that wait behind it, for ever. What has not begun is handed back; what has is found stalled. The answer is the rest.
+async fn let_go(shared: &Shared) -> Result<Vec<Held>, crate::error::FlowError> {
+    let grace = shared.settings.overdue_seconds;
+    let (mut kept, mut back) = (Vec::new(), Vec::new());
     for held in shared.hand.all() {
-        by_visibility.entry(shared.queues[held.1].visibility).or_default().push(held);
+        let timeout = u32::try_from(held.task.timeout_seconds).unwrap_or(1);
+        let limit = Duration::from_secs(u64::from(timeout) + u64::from(grace));
+        match held.progress.let_go_after(limit) {
+            None if !held.progress.is_let_go() => kept.push(held),
+            None => {}
+            Some(stage) => {
+                shared.hand.counters.overdue.fetch_add(1, Relaxed);
+                shared.trouble(&overdue(&held, stage, timeout, grace));
+                if stage == Stage::Waits {
+                    back.push(held.task);
+                }
+            }
+        }
     }
-    for (seconds, held) in by_visibility {
-        let rows: TaskRows = held.iter().map(|(task, ..)| &**task).collect();
-        let ours: HashSet<TaskKey> =
-            store::extend_tasks(&shared.control, &rows, seconds).await?.into_iter().collect();
-        // One may also have been settled since we looked; then nobody hears this.
-        let lost = held.iter().filter(|(task, ..)| !ours.contains(&key(task)));
-        lost.for_each(|(.., lost)| lost.notify_one());
-    }
-    Ok(())
+    let rows: TaskRows = back.iter().map(|task| &**task).collect();
+    store::release_tasks(&shared.control, &rows, 0).await?;
+    Ok(kept)
 }
 
-fn key(task: &Task) -> TaskKey {
-    (task.run_id, task.step.clone(), task.index)
+fn overdue(held: &Held, stage: Stage, timeout: u32, grace: u32) -> String {
+    let task = &held.task;
+    let what = match stage {
+        Stage::Waits => "has waited in this worker for longer, and is handed back",
+        Stage::Ended => {
+            "has ended, but the database could not be told for longer: others will do the task again"
+        }
+        Stage::Runs | Stage::LetGo => {
+            "has not ended after it: does it block its thread? Others will get the task"
+        }
+    };
+    format!(
+        "the handler of step {:?} of run {} has {timeout} s and a grace of {grace} s, and {what}",
+        task.step, task.run_id
+    )
+}
+
+/// Keeps these, and tells the handlers of what is no longer ours.
+async fn extend(shared: &Shared, kept: Vec<Held>) -> Result<(), crate::error::FlowError> {
+    let mut by_visibility: HashMap<u32, Vec<Held>> = HashMap::new();
+    for held in kept {
+        by_visibility.entry(shared.queues[held.queue].visibility).or_default().push(held);
+    }
+    for (seconds, held) in by_visibility {
+        let rows: TaskRows = held.iter().map(|held| &*held.task).collect();
+        let ours: HashSet<i64> =
+            store::extend_tasks(&shared.control, &rows, seconds).await?.into_iter().collect();
+        // One may also have been settled since we looked; then nobody hears this.
+        let lost = held.iter().filter(|held| !ours.contains(&held.task.start_number));
+        lost.for_each(|held| held.progress.lost.notify_one());
+    }
+    Ok(())
 }

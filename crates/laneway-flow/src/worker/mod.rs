@@ -26,7 +26,10 @@
 //! 5. The worker is marked as stopped. Signs of life go on until here, so that nobody takes its tasks meanwhile.
 //!
 //! A worker that is killed does none of this. Its signs of life stop, and after `dead_after_seconds` another worker gives its tasks to the
-//! living. An attempt is fenced by its number: whatever the dead one still says is ignored.
+//! living. A start is fenced by its number: whatever the dead one still says is ignored.
+//!
+//! A handler that blocks its thread cannot be ended from outside. Half a minute after its timeout its task is not kept any more, so that the
+//! database gives it to another; what waits behind it in this worker for as long is handed back.
 
 mod hand;
 mod heartbeat;
@@ -324,7 +327,7 @@ fn control(pool: &PgPool) -> PgPool {
 const FLUSH: Duration = Duration::from_secs(30);
 
 /// How long it waits for a read that has begun, for the return of what is left, and for the goodbye: each is one call.
-const LAST_CALL: Duration = Duration::from_secs(10);
+const LAST_CALL: Duration = Duration::from_secs(5);
 
 /// What the table of workers takes of a name.
 const NAME_MAX: usize = 200;

@@ -162,8 +162,8 @@ impl Poller {
             self.number += 1;
             let lane = if shared.settings.ordered_runs { task.run_id.as_u128() } else { self.number };
             let task = Arc::new(task);
-            let (ticket, lost) = shared.hand.put(task.clone(), place);
-            let message = laneway::Message::new(lane, Job { ticket, task, lost });
+            let (ticket, progress) = shared.hand.put(task.clone(), place);
+            let message = laneway::Message::new(lane, Job { ticket, task, progress });
             let message = message.priority(tier(shared.queues[place].priority));
             if engine.try_submit(message).is_err() {
                 // Only an engine that is closed refuses: its bound is above the hand's. What is in the hand is handed back at the end.
@@ -176,7 +176,7 @@ impl Poller {
     async fn clear_doubts(&mut self, shared: &Shared) -> Result<(), FlowError> {
         while self.doubts.front().is_some_and(|due| *due <= Instant::now()) {
             let hand = shared.hand.all();
-            let known: TaskRows = hand.iter().map(|(task, ..)| &**task).collect();
+            let known: TaskRows = hand.iter().map(|held| &*held.task).collect();
             store::release_unknown(&shared.control, shared.id, &known).await?;
             self.doubts.pop_front();
         }

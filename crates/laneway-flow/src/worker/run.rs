@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt;
 use serde_json::value::RawValue;
 use sqlx::types::Json;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::Shared;
+use super::hand::Progress;
 use super::settle::Settlement;
 use crate::definition::list;
 use crate::handler::{Action, Answer, Failure, Task};
@@ -21,19 +22,12 @@ use crate::store::{self, Completed, TaskRows};
 pub(crate) struct Job {
     pub(super) ticket: u64,
     pub(super) task: Arc<Task>,
-    /// Told when the task is no longer ours.
-    pub(super) lost: Arc<Notify>,
+    pub(super) progress: Arc<Progress>,
 }
 
 /// Runs the handler of a task, to its end, its timeout, or until the task is another's.
 pub(super) async fn run(shared: &Arc<Shared>, settlements: &mpsc::Sender<Settlement>, job: &Job) {
-    let began = Instant::now();
-    let ended = tokio::select! {
-        biased;
-        ended = attempt(shared, &job.task) => ended,
-        () = job.lost.notified() => Ended::Lost,
-    };
-    shared.hand.learn(began.elapsed());
+    let ended = if job.progress.begin() { begun(shared, job).await } else { Ended::Lost };
     let (ticket, task) = (job.ticket, job.task.clone());
     let settlement = match ended {
         Ended::Output(output) => Settlement::Complete { ticket, task, output },
@@ -44,6 +38,18 @@ pub(super) async fn run(shared: &Arc<Shared>, settlements: &mpsc::Sender<Settlem
     };
     // The settler ends after the slots, unless the worker was dropped; then nobody is left to tell.
     let _ = settlements.send(settlement).await;
+}
+
+async fn begun(shared: &Shared, job: &Job) -> Ended {
+    let began = Instant::now();
+    let ended = tokio::select! {
+        biased;
+        ended = attempt(shared, &job.task) => ended,
+        () = job.progress.lost.notified() => Ended::Lost,
+    };
+    shared.hand.learn(began.elapsed());
+    job.progress.end();
+    ended
 }
 
 /// How a handler ended.
@@ -120,6 +126,7 @@ where
             Ok(Ended::Committed)
         }
         Some(Completed::TooLarge) => Err(too_large(&output)),
+        Some(Completed::RunTooLarge) => Err(run_too_large(&output)),
         _ => {
             transaction.rollback().await?;
             Ok(Ended::Lost)
@@ -130,6 +137,14 @@ where
 /// What is said of an output that the database does not take.
 pub(super) fn too_large(output: &RawValue) -> Failure {
     Failure::fatal(format!("the output of {} bytes is over the limit of the database", output.get().len()))
+}
+
+/// What is said of an output that the database would take of another run.
+pub(super) fn run_too_large(output: &RawValue) -> Failure {
+    Failure::fatal(format!(
+        "with this output of {} bytes, all outputs of the run together are over the limit of the database (max_run_output_bytes)",
+        output.get().len()
+    ))
 }
 
 fn panic_text(panic: &(dyn Any + Send)) -> String {

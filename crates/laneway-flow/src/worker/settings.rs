@@ -45,6 +45,8 @@ pub struct Settings {
     pub heartbeat_seconds: u32,
     /// Seconds after which a worker without a sign of life is taken for dead. Default 30.
     pub dead_after_seconds: u32,
+    /// Seconds after its timeout for which a task is kept whose handler has not ended, because it blocks its thread. Default 30.
+    pub overdue_seconds: u32,
     /// Seconds that handlers get to finish when the worker stops. Default 30.
     pub shutdown_seconds: u32,
     /// What differs for single queues.
@@ -68,6 +70,7 @@ impl Default for Settings {
             ordered_runs: false,
             heartbeat_seconds: 5,
             dead_after_seconds: 30,
+            overdue_seconds: 30,
             shutdown_seconds: 30,
             queue_settings: BTreeMap::new(),
         }
@@ -197,6 +200,7 @@ impl Settings {
             2 * u64::from(self.heartbeat_seconds),
             86_400,
         );
+        bounded("overdueSeconds", self.overdue_seconds.into(), 0, 86_400);
         bounded("shutdownSeconds", self.shutdown_seconds.into(), 0, 86_400);
         for (queue, settings) in &self.queue_settings {
             if let Some(seconds) = settings.visibility_timeout {

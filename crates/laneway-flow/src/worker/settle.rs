@@ -13,7 +13,7 @@ use tokio::time::sleep;
 
 use super::Shared;
 use super::poll::backoff;
-use super::run::{too_large, unknown};
+use super::run::{run_too_large, too_large, unknown};
 use crate::error::FlowError;
 use crate::handler::{Failure, Task};
 use crate::store::{self, Completed, Failed, TaskRows};
@@ -111,6 +111,11 @@ async fn complete(shared: &Shared, completions: Vec<Completion>, failures: &mut 
                     Completed::Ignored => drop(counters.ignored.fetch_add(1, Relaxed)),
                     Completed::TooLarge => {
                         let failure = too_large(&it.output);
+                        failures.push(Failing { ticket: it.ticket, task: it.task, failure });
+                        continue;
+                    }
+                    Completed::RunTooLarge => {
+                        let failure = run_too_large(&it.output);
                         failures.push(Failing { ticket: it.ticket, task: it.task, failure });
                         continue;
                     }

@@ -47,6 +47,7 @@ pub(crate) struct Task {
     pub(crate) input: Value,
     pub(crate) flow_input: Option<Value>,
     pub(crate) attempts: i32,
+    pub(crate) start: i64,
     pub(crate) timeout: i32,
 }
 
@@ -77,7 +78,20 @@ async fn cluster() -> Arc<Cluster> {
     if let Some(cluster) = shared.upgrade() {
         return cluster;
     }
-    let server = postgres::start().expect("Postgres is installed: cargo xtask setup");
+    let cluster = migrated(postgres::start().expect("Postgres is installed: cargo xtask setup")).await;
+    *shared = Arc::downgrade(&cluster);
+    cluster
+}
+
+/// A migrated database on a server of its own, of another version than the other tests'.
+pub(crate) async fn database_of_version(version: u32) -> Database {
+    let server = postgres::start_version(version).expect("it is installed: cargo xtask setup");
+    let cluster = migrated(server).await;
+    let url = url_of(cluster.address, "migrated");
+    Database { pool: connect(&url).await, url, cluster }
+}
+
+async fn migrated(server: Server) -> Arc<Cluster> {
     let address = server.address();
     let admin = connect(&url_of(address, "postgres")).await;
     sqlx::query("CREATE DATABASE migrated").execute(&admin).await.expect("a database");
@@ -85,9 +99,7 @@ async fn cluster() -> Arc<Cluster> {
     let template = connect(&url_of(address, "migrated")).await;
     laneway_flow::migrate(&template).await.expect("the migrations apply");
     template.close().await;
-    let cluster = Arc::new(Cluster { address, _server: server.into(), next: AtomicU32::new(0) });
-    *shared = Arc::downgrade(&cluster);
-    cluster
+    Arc::new(Cluster { address, _server: server.into(), next: AtomicU32::new(0) })
 }
 
 pub(crate) async fn connect(url: &str) -> PgPool {
@@ -319,6 +331,7 @@ impl Task {
             input: row.get("input"),
             flow_input: row.get("flow_input"),
             attempts: row.get("attempts_count"),
+            start: row.get("start_number"),
             timeout: row.get("timeout"),
         }
     }

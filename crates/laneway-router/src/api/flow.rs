@@ -3,11 +3,13 @@
 //! Every answer is a look at the database at this moment (`laneway_flow::look`), or a call of one of its functions. Where no database is configured
 //! these routes are not there.
 
+use std::time::Duration;
+
 use axum::Json as Answer;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use laneway_flow::look::{self, LIST_MAX, RunFilter};
-use laneway_flow::{FlowError, Start, client};
+use laneway_flow::{Definition, FlowError, Start, client};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sqlx::PgPool;
@@ -23,6 +25,23 @@ pub(super) fn routes() -> Vec<Route> {
         Route::get("/api/flows", flows, "All flows, with how many runs they have")
             .gives(200, "[FlowSummary]"),
         Route::get("/api/flows/{slug}", flow, "A flow with its steps").gives(200, "Flow"),
+        Route::put("/api/flows/{slug}", define, "Makes a flow, or changes what can be changed")
+            .takes("FlowDefinition")
+            .gives(200, "FlowDefined"),
+        Route::delete(
+            "/api/flows/{slug}",
+            delete_flow,
+            "Deletes a flow with its steps, its runs and its queues",
+        )
+        .gives(200, "Changed"),
+        Route::post("/api/flows/{slug}/cancel", cancel_flow, "Ends all runs of a flow that are not over")
+            .gives(200, "RunsChanged"),
+        Route::post(
+            "/api/flows/{slug}/retry",
+            retry_flow,
+            "Lets all failed runs of a flow go on where they stopped",
+        )
+        .gives(200, "RunsChanged"),
         Route::post("/api/flows/{slug}/runs", start, "Starts a run")
             .takes("RunStart")
             .gives(201, "RunStarted"),
@@ -32,7 +51,15 @@ pub(super) fn routes() -> Vec<Route> {
             .query("key", "string", "Of this key")
             .query("limit", "integer", "How many; 100, and at most 1000")
             .gives(200, "[RunSummary]"),
+        Route::post("/api/runs/prune", prune, "Deletes runs that ended long ago")
+            .takes("Prune")
+            .gives(200, "RunsChanged"),
         Route::get("/api/runs/{id}", run, "A run with its steps").gives(200, "Run"),
+        Route::delete("/api/runs/{id}", delete, "Deletes a run and all that is known of it")
+            .gives(200, "Changed"),
+        Route::get("/api/runs/{id}/output", output, "The output of a run, or of one of its steps, whole")
+            .query("step", "string", "Of this step")
+            .gives(200, "RunOutput"),
         Route::get("/api/runs/{id}/tasks", tasks, "The tasks of a run")
             .query("step", "string", "Of this step")
             .query("limit", "integer", "How many; 100, and at most 1000")
@@ -89,6 +116,39 @@ async fn flows(State(service): State<Service>) -> Looked {
     list(look::flows(database(&service)?).await)
 }
 
+/// A definition as the command line reads it from a file; the path says what it is called.
+async fn define(State(service): State<Service>, Path(slug): Path<String>, Json(body): Json<Value>) -> Looked {
+    let Value::Object(mut fields) = body else {
+        return Err(Problem::unprocessable("a definition of a flow is an object"));
+    };
+    let named = fields.entry("slug").or_insert_with(|| json!(slug));
+    if *named != json!(slug) {
+        return Err(Problem::unprocessable(format!(
+            "the definition is of {named}, and the path of {slug:?}"
+        )));
+    }
+    let definition = Definition::from_json(&Value::Object(fields).to_string());
+    let definition = definition.map_err(|error| Problem::unprocessable(error.to_string()))?;
+    let status = client::compile(database(&service)?, &definition, false).await?;
+    Ok(Answer(json!({ "status": status, "queues": definition.queues() })))
+}
+
+async fn delete_flow(State(service): State<Service>, Path(slug): Path<String>) -> Looked {
+    changed(client::delete_flow(database(&service)?, &slug).await.map(|()| true))
+}
+
+async fn cancel_flow(State(service): State<Service>, Path(slug): Path<String>) -> Looked {
+    runs_changed(client::cancel_flow(database(&service)?, &slug).await)
+}
+
+async fn retry_flow(State(service): State<Service>, Path(slug): Path<String>) -> Looked {
+    runs_changed(client::retry_flow(database(&service)?, &slug).await)
+}
+
+fn runs_changed(runs: Result<u64, FlowError>) -> Looked {
+    Ok(Answer(json!({ "runs": runs? })))
+}
+
 async fn flow(State(service): State<Service>, Path(slug): Path<String>) -> Looked {
     Ok(Answer(look::flow(database(&service)?, &slug).await?))
 }
@@ -138,6 +198,39 @@ async fn runs(State(service): State<Service>, Query(which): Query<Which>) -> Loo
 
 async fn run(State(service): State<Service>, Path(id): Path<String>) -> Looked {
     Ok(Answer(look::run(database(&service)?, run_id(&id)?).await?))
+}
+
+async fn delete(State(service): State<Service>, Path(id): Path<String>) -> Looked {
+    changed(client::delete(database(&service)?, run_id(&id)?).await)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OneStep {
+    step: Option<String>,
+}
+
+async fn output(State(service): State<Service>, Path(id): Path<String>, Query(of): Query<OneStep>) -> Looked {
+    let output = look::output(database(&service)?, run_id(&id)?, of.step.as_deref()).await?;
+    Ok(Answer(json!({ "completed": output.is_some(), "output": output })))
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Prune {
+    older_than_seconds: Option<u32>,
+    flow: Option<String>,
+}
+
+/// One piece in a call, so that nothing is locked for long: 0 means that there is nothing left.
+async fn prune(State(service): State<Service>, Json(body): Json<Prune>) -> Looked {
+    // No body is no wish to delete everything.
+    let seconds = body.older_than_seconds;
+    let seconds =
+        seconds.ok_or_else(|| Problem::unprocessable("olderThanSeconds is missing: how long ago?"))?;
+    let older = Duration::from_secs(seconds.into());
+    let deleted = client::prune(database(&service)?, older, body.flow.as_deref()).await;
+    runs_changed(deleted.map(|deleted| u64::try_from(deleted).unwrap_or(0)))
 }
 
 #[derive(Deserialize)]

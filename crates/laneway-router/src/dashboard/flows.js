@@ -162,12 +162,17 @@ function flow(slug) {
       h(
         "div",
         { class: "grid" },
-        card("How it runs", facts([["Queues", it.queues.join(", ") || "–"], ["Attempts", `${it.maxAttempts}, ${it.baseDelay} s apart at first`], ["Time for a step", `${it.timeout} s`], it.keyPath && ["One run at a time per", it.keyPath.join(".")], ["Defined", moment(it.createdAt)]])),
+        card("How it runs", facts([["Queues", it.queues.join(", ") || "–"], ["Attempts", `${it.maxAttempts}, ${2 * it.baseDelay} s apart at first`], ["Time for a step", `${it.timeout} s`], it.keyPath && ["One run at a time per", it.keyPath.join(".")], ["Defined", moment(it.createdAt)]])),
         card("Runs", facts(Object.entries(it.runs).map(([state, number]) => [badge(state), count(number)]))),
       ),
       card("Newest runs", runsTable(runs, "No run yet.")),
     );
   });
+}
+
+/// What is said of a value that a look leaves out because it is large; a null has a few bytes itself.
+function cut(value, bytes) {
+  return value === null && bytes > 100 ? `${count(bytes)} bytes, too large to be shown` : "";
 }
 
 function run(id) {
@@ -223,13 +228,13 @@ function run(id) {
           step.manual ? "by hand" : (step.queue ?? "–"),
           Object.entries(step.tasks).filter(([, number]) => number).map(([state, number]) => `${number} ${state}`).join(", ") || "–",
           step.startedAt ? span((step.endedAt ? new Date(step.endedAt) : new Date()) - new Date(step.startedAt)) : "–",
-          step.error ? h("bdi", {}, step.error) : step.skipReason ? `skipped: ${step.skipReason}` : step.output === null ? "" : h("details", {}, h("summary", {}, "Show"), h("pre", { tabindex: "0" }, JSON.stringify(step.output, null, 2))),
+          step.error ? h("bdi", {}, step.error) : step.skipReason ? `skipped: ${step.skipReason}` : step.output === null ? cut(step.output, step.outputBytes) : h("details", {}, h("summary", {}, "Show"), h("pre", { tabindex: "0" }, JSON.stringify(step.output, null, 2))),
           step.manual && step.status === "started" ? byHand(step) : "",
         ]),
       ),
     );
     show(tasks, table("Tasks", [["Step"], ["Number", "number"], ["State"], ["Attempts", "number"], ["Worker"], ["Queued"], ["Took", "number"], ["Error", "wide"]], list.map((task) => [name(task.step), String(task.index), badge(task.status), String(task.attempts), task.worker ? name(task.worker) : "–", task.queuedAt ? moment(task.queuedAt) : "–", task.startedAt && task.endedAt ? span(new Date(task.endedAt) - new Date(task.startedAt)) : "–", task.error ? h("bdi", {}, task.error) : ""]), "No task yet."));
-    show(texts, h("div", { class: "grid" }, [["Input", it.input], ["Output", it.output]].map(([title, value]) => h("div", {}, h("h3", {}, title), h("pre", { tabindex: "0" }, value === null || value === undefined ? "–" : JSON.stringify(value, null, 2))))));
+    show(texts, h("div", { class: "grid" }, [["Input", it.input, it.inputBytes], ["Output", it.output, it.outputBytes]].map(([title, value, bytes]) => h("div", {}, h("h3", {}, title), h("pre", { tabindex: "0" }, value === null || value === undefined ? cut(value, bytes) || "–" : JSON.stringify(value, null, 2))))));
   });
   return page;
 }

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::{failure, graph};
+use crate::client::program;
 use crate::exit::Failure;
 use crate::table::{self, printable};
 
@@ -43,7 +44,8 @@ fn show(look: &Value, json: bool, before: u16) -> Result<u16, Failure> {
         table::lines(std::slice::from_ref(look))?;
         return Ok(0);
     }
-    let text = format!("{}\n\n{}\n", heading(look), graph::draw(&look["steps"], graph::width()));
+    let mut text = format!("{}\n\n{}\n", heading(look), graph::draw(&look["steps"], graph::width()));
+    text.extend(hints(look).into_iter().map(|hint| format!("{hint}\n")));
     let mut out = io::stdout().lock();
     let terminal = io::stdout().is_terminal();
     if terminal && before > 0 {
@@ -53,6 +55,21 @@ fn show(look: &Value, json: bool, before: u16) -> Result<u16, Failure> {
     out.flush()?;
     let lines = u16::try_from(text.lines().count() + 1).unwrap_or(0);
     Ok(if terminal { lines } else { 0 })
+}
+
+/// What holds a run up: somebody who has to complete a step, and what went wrong and is tried again.
+fn hints(look: &Value) -> Vec<String> {
+    let run = look["runId"].as_str().unwrap_or_default();
+    let started = look["steps"].as_array().into_iter().flatten().filter(|step| step["status"] == "started");
+    let hint = |step: &Value| {
+        let slug = step["slug"].as_str().unwrap_or_default();
+        if step["manual"] == true {
+            return Some(format!("{slug} waits for you: {} flow complete {run} {slug} JSON", program()));
+        }
+        let error = printable(step["error"].as_str()?);
+        Some(format!("{slug} is tried again after this: {error}"))
+    };
+    started.filter_map(hint).collect()
 }
 
 fn heading(look: &Value) -> String {
@@ -70,7 +87,13 @@ fn ended(look: &Value, once: bool, json: bool) -> Result<(), Failure> {
             Err(Failure::Refused(format!("the run {status}{error}").replace("run failed", "run has failed")))
         }
         Some("completed") if !json => {
-            println!("{}", look["output"]);
+            match look["outputBytes"].as_u64() {
+                Some(bytes) if look["output"].is_null() => {
+                    let run = look["runId"].as_str().unwrap_or_default();
+                    eprintln!("its output has {bytes} bytes: `{} flow output {run}` prints it", program());
+                }
+                _ => println!("{}", look["output"]),
+            }
             Ok(())
         }
         _ => Ok(()),
