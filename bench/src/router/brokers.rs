@@ -73,6 +73,7 @@ pub(super) trait Fixture {
 pub(super) type Consuming<'a> = BoxFuture<'a, Result<()>>;
 
 /// A server that serves all runs. It ends with it.
+#[cfg_attr(not(feature = "rabbitmq"), allow(dead_code, reason = "all other servers are their runs' own"))]
 pub(super) struct Host {
     /// Where it is.
     pub(super) address: String,
@@ -82,18 +83,22 @@ pub(super) struct Host {
 impl Host {
     /// Starts a server of this kind, if it is one that serves all runs.
     pub(super) fn start(kind: &str) -> Result<Option<Host>> {
-        let host = |address, server| Ok(Some(Host { address, _server: server }));
         match kind {
             #[cfg(feature = "rabbitmq")]
             "rabbitmq" => {
                 let server = laneway_servers::rabbitmq::start()?;
-                host(laneway_servers::rabbitmq::url(&server), Box::new(server))
+                let address = laneway_servers::rabbitmq::url(&server);
+                Ok(Some(Host { address, _server: Box::new(server) }))
             }
             _ => Ok(None),
         }
     }
 }
 
+#[cfg_attr(
+    not(feature = "rabbitmq"),
+    allow(unused_variables, reason = "all other servers are their runs' own")
+)]
 fn fixture(kind: &str, address: String) -> Result<Box<dyn Fixture>> {
     match kind {
         #[cfg(feature = "nats")]
