@@ -1,15 +1,18 @@
 //! `bench router --source KIND`: from a real broker through the router, beside a plain consumer of the same client that only acknowledges.
 //!
-//! Every run starts a server of its own, fills its queues, and drains them. The router's target is a function that checks the order of each group and is done: what is
-//! measured is reading, routing and settling, which is what the plain consumer's time is compared with. A kind of broker takes part with a [`Fixture`].
+//! Every run drains queues that were filled for it. Its server is its own where that starts at once; one that takes seconds to start serves all runs ([`Host`]), and is filled by
+//! another process, so that what a run needs of memory is its own. The router's target is a function that checks the order of each group and is done: what is measured is reading,
+//! routing and settling, from the first subscription until the broker has heard of every message and the connections are closed, which is what the plain consumer's time is
+//! compared with. Both are connected before the clock starts. A kind of broker takes part with a [`Fixture`].
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use futures_util::future::{BoxFuture, try_join_all};
+use futures_util::future::{BoxFuture, join_all, try_join_all};
 use laneway_router::mediator::{Call, Mediator, Verdict};
 use laneway_router::pool::PoolSettings;
 use laneway_router::router::{MakeMediator, Router, SourceSettings};
@@ -28,6 +31,9 @@ pub(super) const WORKLOADS: [(&str, usize); 3] = [("1-queue", 1), ("8-queues", 8
 /// Who takes part.
 pub(super) const CONTENDERS: [&str; 2] = ["laneway", "plain"];
 
+/// Who fills the queues of a server that serves all runs.
+pub(super) const FILLER: &str = "filler";
+
 /// The kinds that are in this program.
 pub(super) const KINDS: &[&str] = &[
     #[cfg(feature = "nats")]
@@ -44,21 +50,61 @@ const MESSAGES: u64 = 100_000;
 /// Groups of all queues together.
 const GROUPS: usize = 10_000;
 
-/// What a kind of broker brings. Its server ends with it.
+/// What a kind of broker brings.
 pub(super) trait Fixture {
     /// The settings of one of so many queues.
     fn broker(&self, queue: usize, queues: usize) -> Arc<dyn Broker>;
 
+    /// A message as it is published when the queues are filled.
+    fn dress(&self, outgoing: Outgoing) -> Outgoing {
+        outgoing
+    }
+
     /// Reads so many messages of a queue with the plain client, as a user would who needs no order, and acknowledges each.
     fn consume(&self, queue: usize, queues: usize, count: u64) -> BoxFuture<'_, Result<()>>;
+
+    /// The same, connected already.
+    fn connect(&self, queue: usize, queues: usize, count: u64) -> BoxFuture<'_, Result<Consuming<'_>>> {
+        Box::pin(std::future::ready(Ok(self.consume(queue, queues, count))))
+    }
 }
 
-fn fixture(kind: &str) -> Result<Box<dyn Fixture>> {
+/// A plain consumer at work.
+pub(super) type Consuming<'a> = BoxFuture<'a, Result<()>>;
+
+/// A server that serves all runs. It ends with it.
+#[cfg_attr(not(feature = "rabbitmq"), allow(dead_code, reason = "all other servers are their runs' own"))]
+pub(super) struct Host {
+    /// Where it is.
+    pub(super) address: String,
+    _server: Box<dyn Any>,
+}
+
+impl Host {
+    /// Starts a server of this kind, if it is one that serves all runs.
+    pub(super) fn start(kind: &str) -> Result<Option<Host>> {
+        match kind {
+            #[cfg(feature = "rabbitmq")]
+            "rabbitmq" => {
+                let server = laneway_servers::rabbitmq::start()?;
+                let address = laneway_servers::rabbitmq::url(&server);
+                Ok(Some(Host { address, _server: Box::new(server) }))
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+#[cfg_attr(
+    not(feature = "rabbitmq"),
+    allow(unused_variables, reason = "all other servers are their runs' own")
+)]
+fn fixture(kind: &str, address: String) -> Result<Box<dyn Fixture>> {
     match kind {
         #[cfg(feature = "nats")]
         "nats" => Ok(Box::new(super::nats::Nats::start()?)),
         #[cfg(feature = "rabbitmq")]
-        "rabbitmq" => Ok(Box::new(super::rabbitmq::Rabbit::start()?)),
+        "rabbitmq" => Ok(Box::new(super::rabbitmq::Rabbit::new(address))),
         #[cfg(feature = "postgres")]
         "postgres" => Ok(Box::new(super::postgres::Postgres::start()?)),
         other => bail!("no source {other:?} in this program: there are {}", KINDS.join(", ")),
@@ -68,43 +114,54 @@ fn fixture(kind: &str) -> Result<Box<dyn Fixture>> {
 pub(super) async fn run(spec: &Spec, kind: &str) -> Result<Outcome> {
     let known = WORKLOADS.iter().find(|(name, _)| *name == spec.workload);
     let queues = known.context("unknown workload")?.1;
-    let fixture = fixture(kind)?;
-    let counts = fill(&*fixture, queues, spec.messages.unwrap_or(MESSAGES)).await?;
+    let fixture = fixture(kind, spec.address.clone().unwrap_or_default())?;
+    let messages = spec.messages.unwrap_or(MESSAGES);
+    if spec.address.is_none() || spec.contender == FILLER {
+        fill(&*fixture, queues, messages).await?;
+    }
+    let mut counts = vec![0; queues];
+    outgoings(queues, messages).for_each(|(queue, _)| counts[queue] += 1);
     match spec.contender.as_str() {
+        FILLER => Ok(Outcome::default()),
         "laneway" => route(&*fixture, queues, spec.pool, &counts).await,
         "plain" => consume(&*fixture, queues, &counts).await,
         other => bail!("unknown contender {other:?}"),
     }
 }
 
-/// Publishes the messages, ordered by group, and says how many each queue has.
-async fn fill(fixture: &dyn Fixture, queues: usize, messages: u64) -> Result<Vec<u64>> {
-    const BATCH: usize = 1_000;
-    let mut zipf = Zipf::new(GROUPS);
-    let mut positions = vec![0u64; GROUPS];
-    let mut batches: Vec<Vec<Outgoing>> = vec![Vec::new(); queues];
-    let mut counts = vec![0; queues];
-    let mut sinks = Vec::new();
-    for queue in 0..queues {
+/// Publishes the messages, ordered by group.
+async fn fill(fixture: &dyn Fixture, queues: usize, messages: u64) -> Result<()> {
+    /// So many are published together, of all queues.
+    const BATCH: usize = 8_192;
+    let sinks = try_join_all((0..queues).map(async |queue| {
         let broker = fixture.broker(queue, queues);
         // Also opened as a source, so that everything that is made at the first opening is there.
         broker.open_source(format!("queue-{queue}").into()).await?.close().await;
-        sinks.push(broker.open_sink(format!("queue-{queue}").into()).await?);
+        Ok::<_, anyhow::Error>(broker.open_sink(format!("queue-{queue}").into()).await?)
+    }))
+    .await?;
+    let mut outgoings = outgoings(queues, messages).peekable();
+    while outgoings.peek().is_some() {
+        let mut batches: Vec<Vec<Outgoing>> = vec![Vec::new(); queues];
+        outgoings
+            .by_ref()
+            .take(BATCH)
+            .for_each(|(queue, outgoing)| batches[queue].push(fixture.dress(outgoing)));
+        try_join_all(sinks.iter().zip(batches).map(|(sink, batch)| sink.publish(batch))).await?;
     }
-    for number in 0..messages {
+    join_all(sinks.iter().map(|sink| sink.close())).await;
+    Ok(())
+}
+
+/// All messages, each with its queue: the same every time.
+fn outgoings(queues: usize, messages: u64) -> impl Iterator<Item = (usize, Outgoing)> {
+    let mut zipf = Zipf::new(GROUPS);
+    let mut positions = vec![0u64; GROUPS];
+    (0..messages).map(move |number| {
         let group = zipf.next();
-        let queue = group % queues;
         positions[group] += 1;
-        counts[queue] += 1;
-        batches[queue].push(outgoing(number, group, queue, positions[group]));
-        if batches[queue].len() == BATCH {
-            sinks[queue].publish(std::mem::take(&mut batches[queue])).await?;
-        }
-    }
-    for (sink, batch) in sinks.iter().zip(batches) {
-        sink.publish(batch).await?;
-    }
-    Ok(counts)
+        (group % queues, outgoing(number, group, group % queues, positions[group]))
+    })
 }
 
 fn outgoing(number: u64, group: usize, queue: usize, position: u64) -> Outgoing {
@@ -181,8 +238,8 @@ async fn route(fixture: &dyn Fixture, queues: usize, pool: usize, counts: &[u64]
         router.add_source(Arc::clone(source), SourceSettings::default());
     }
     checker.finished.notified().await;
-    clock.stop(all, &mut outcome);
     let report = router.shutdown(Duration::from_secs(10)).await;
+    clock.stop(all, &mut outcome);
     ensure!(report.settled, "not everything was settled");
     outcome.violations.append(&mut checker.violations.lock().expect("nothing panics under it"));
     let handled = checker.handled.load(Relaxed);
@@ -194,8 +251,9 @@ async fn route(fixture: &dyn Fixture, queues: usize, pool: usize, counts: &[u64]
 
 async fn consume(fixture: &dyn Fixture, queues: usize, counts: &[u64]) -> Result<Outcome> {
     let mut outcome = Outcome::default();
+    let connecting = counts.iter().enumerate().map(|(queue, count)| fixture.connect(queue, queues, *count));
+    let consuming = try_join_all(connecting).await?;
     let clock = Clock::start();
-    let consuming = counts.iter().enumerate().map(|(queue, count)| fixture.consume(queue, queues, *count));
     try_join_all(consuming).await?;
     clock.stop(counts.iter().sum(), &mut outcome);
     Ok(outcome)

@@ -25,6 +25,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 
 use crate::child;
+use crate::drive::Outcome;
 use crate::machine::Neighbours;
 use crate::report::{OTHERS, Report};
 
@@ -112,6 +113,8 @@ pub(crate) struct Spec {
     pub(crate) seconds: f64,
     pub(crate) pool: usize,
     pub(crate) source: Option<String>,
+    /// Where the server is, if it is there already.
+    pub(crate) address: Option<String>,
 }
 
 impl Spec {
@@ -222,6 +225,7 @@ impl RouterArgs {
             seconds: self.seconds,
             pool: self.pool,
             source: self.source.clone(),
+            address: None,
         }
     }
 }
@@ -231,12 +235,13 @@ fn measure(args: &RouterArgs, runs: &[Spec]) -> Report {
     let style =
         ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} {msg}").expect("a valid template");
     let progress = ProgressBar::new(runs.len() as u64 * u64::from(args.rounds)).with_style(style);
+    let mut server = Server::default();
     for round in 1..=args.rounds {
         for spec in runs {
             let (workload, contender) = (&*spec.name(), &*spec.contender);
             progress.set_message(format!("round {round}: {workload} {contender}"));
             let neighbours = Neighbours::watch();
-            match child::start(CHILD, spec) {
+            match server.run(spec) {
                 Ok(outcome) => report.add(workload, contender, round, outcome),
                 Err(error) => {
                     report.failures.push(format!("{workload} {contender} round {round}: {error:#}"))
@@ -250,6 +255,36 @@ fn measure(args: &RouterArgs, runs: &[Spec]) -> Report {
     }
     progress.finish_and_clear();
     report
+}
+
+/// The server that the runs share, if there is one.
+#[derive(Default)]
+struct Server {
+    #[cfg(feature = "brokers")]
+    host: Option<brokers::Host>,
+}
+
+impl Server {
+    #[cfg(not(feature = "brokers"))]
+    fn run(&mut self, spec: &Spec) -> Result<Outcome> {
+        child::start(CHILD, spec)
+    }
+
+    /// Fills its queues and lets a child drain them. After one that has failed, a new one is started: there may be something left.
+    #[cfg(feature = "brokers")]
+    fn run(&mut self, spec: &Spec) -> Result<Outcome> {
+        if self.host.is_none()
+            && let Some(kind) = &spec.source
+        {
+            self.host = brokers::Host::start(kind)?;
+        }
+        let Some(host) = self.host.take() else { return child::start(CHILD, spec) };
+        let spec = Spec { address: Some(host.address.clone()), ..spec.clone() };
+        child::start(CHILD, &Spec { contender: brokers::FILLER.into(), ..spec.clone() })?;
+        let outcome = child::start(CHILD, &spec)?;
+        self.host = Some(host);
+        Ok(outcome)
+    }
 }
 
 fn print_table(report: &Report) {

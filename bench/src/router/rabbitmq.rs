@@ -6,24 +6,25 @@ use anyhow::{Context, Result};
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use laneway_router::source::broker::Broker;
-use laneway_router::source::rabbitmq::Settings;
-use laneway_servers::rabbitmq;
+use laneway_router::source::rabbitmq::{GROUP_HEADER, Settings};
+use laneway_router::source::sink::Outgoing;
 use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions};
 use lapin::types::FieldTable;
 use lapin::{Connection, ConnectionProperties};
 
-use super::brokers::Fixture;
+use super::brokers::{Consuming, Fixture};
 
-/// A broker, and what its queues are like.
+/// So many messages the plain consumer acknowledges together, if as many have come.
+const BATCH: usize = 256;
+
+/// What the queues of a broker are like.
 pub(super) struct Rabbit {
     url: String,
-    _broker: rabbitmq::Broker,
 }
 
 impl Rabbit {
-    pub(super) fn start() -> Result<Self> {
-        let broker = rabbitmq::start()?;
-        Ok(Rabbit { url: rabbitmq::url(&broker), _broker: broker })
+    pub(super) fn new(url: String) -> Self {
+        Rabbit { url }
     }
 
     fn settings(&self, queue: usize) -> Settings {
@@ -36,20 +37,39 @@ impl Fixture for Rabbit {
         Arc::new(self.settings(queue))
     }
 
-    fn consume(&self, queue: usize, _queues: usize, count: u64) -> BoxFuture<'_, Result<()>> {
+    /// A sink waits for each message of a group before it sends the next one. Nothing is refused here, so the group is a header like others.
+    fn dress(&self, mut outgoing: Outgoing) -> Outgoing {
+        if let Some(group) = outgoing.group.take() {
+            outgoing.headers.insert(GROUP_HEADER.to_owned(), group.to_string());
+        }
+        outgoing
+    }
+
+    /// With the prefetch of the source. What has come is acknowledged at once, by its last message: nothing is faster with this client.
+    fn connect(&self, queue: usize, _queues: usize, count: u64) -> BoxFuture<'_, Result<Consuming<'_>>> {
         let settings = self.settings(queue);
         Box::pin(async move {
             let connection = Connection::connect(&self.url, ConnectionProperties::default()).await?;
-            let channel = connection.create_channel().await?;
-            channel.basic_qos(settings.prefetch, BasicQosOptions::default()).await?;
-            let (name, options) = (settings.queue.as_str().into(), BasicConsumeOptions::default());
-            let mut consumer = channel.basic_consume(name, "".into(), options, FieldTable::default()).await?;
-            for _ in 0..count {
-                let delivery = consumer.next().await.context("the subscription has ended")??;
-                delivery.ack(BasicAckOptions::default()).await?;
-            }
-            // Answered when everything before it was dealt with.
-            Ok(connection.close(200, "done".into()).await?)
+            let consuming = async move {
+                let channel = connection.create_channel().await?;
+                channel.basic_qos(settings.prefetch, BasicQosOptions::default()).await?;
+                let (name, options) = (settings.queue.as_str().into(), BasicConsumeOptions::default());
+                let consumer = channel.basic_consume(name, "".into(), options, FieldTable::default()).await?;
+                let (mut deliveries, mut left) = (consumer.ready_chunks(BATCH), count);
+                while left > 0 {
+                    let mut some = deliveries.next().await.context("the subscription has ended")?;
+                    left -= some.len() as u64;
+                    let last = some.pop().context("a chunk is never empty")??;
+                    channel.basic_ack(last.delivery_tag, BasicAckOptions { multiple: true }).await?;
+                }
+                // Answered when everything before it was dealt with.
+                Ok(connection.close(200, "done".into()).await?)
+            };
+            Ok(Box::pin(consuming) as Consuming<'_>)
         })
+    }
+
+    fn consume(&self, queue: usize, queues: usize, count: u64) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move { self.connect(queue, queues, count).await?.await })
     }
 }

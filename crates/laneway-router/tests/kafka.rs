@@ -303,13 +303,13 @@ async fn the_configurations_of_the_guide_work() {
     source.close().await;
 }
 
-/// A killed router is noticed when its session is over, four seconds here.
+/// A killed router is noticed when its session is over, two seconds here; the mock cluster then waits for the others for another one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_routers_that_are_killed_and_a_broker_that_goes_away_lose_nothing_and_keep_the_order() {
     let cluster = MockCluster::new(1).expect("a cluster");
     let topic = Topic::new(&cluster, &cluster.bootstrap_servers(), 4);
     let place = format!("kind = kafka, servers = {:?}, topic = {:?}", topic.servers, topic.name);
-    let session = r#"properties { "session.timeout.ms" = 4000, "heartbeat.interval.ms" = 300 }"#;
+    let session = r#"properties { "session.timeout.ms" = 2000, "heartbeat.interval.ms" = 100 }"#;
     let config = format!(
         "laneway {{ queue.queues = [], sources.orders {{ {place}, group = laneway, {session} }}, sinks.orders {{ {place} }} }}"
     );

@@ -35,13 +35,11 @@ use laneway_config::Section;
 use percent_encoding::percent_decode_str;
 
 use super::broker::{Broker, Examination, Finding, Role};
+use super::pushed::ANSWER;
 use super::sink::{Sink, SinkError};
 use super::{Source, SourceError};
 use crate::message::{NAME_BYTES_MAX, Secret};
 use stomp::{Failure, Frame, Login, Receiver, Sender};
-
-/// No question to the broker may take longer.
-const ANSWER: Duration = Duration::from_secs(15);
 
 /// In which header the group is, unless the settings say otherwise.
 pub const GROUP_HEADER: &str = "x-laneway-group";

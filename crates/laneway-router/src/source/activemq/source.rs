@@ -3,29 +3,20 @@
 //! The driver has one connection with one subscription. To let go is to end the connection. What is settled is told over the same connection, and the broker
 //! says when it has dealt with it. A dead letter is published and its original acknowledged in one transaction.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use super::stomp::{Failure, Frame, Receiver, Sender};
-use super::{
-    ANSWER, BROKERS_GROUP_HEADER, NOT_BEFORE_HEADER, REASON_HEADER, Settings, destination, send_frame,
+use super::{BROKERS_GROUP_HEADER, NOT_BEFORE_HEADER, REASON_HEADER, Settings, destination, send_frame};
+use crate::source::pushed::{
+    ANSWER, Acknowledged, Arrival, Copied, GULP, Memory, Pushed, brief, fingerprint, instant,
 };
-use crate::source::pushed::{Acknowledged, Arrival, Copied, Memory, Pushed, fingerprint, pause};
 use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
-
-/// Reasons are cut to this length.
-const REASON_BYTES_MAX: usize = 1_024;
-
-/// A connection that has lasted for so long was good; the next failure is the first again.
-const LASTING: Duration = Duration::from_secs(10);
-
-/// So many arrivals are put on the shelf at once, at most.
-const GULP: usize = 256;
 
 /// The headers that the broker writes itself.
 const BROKERS_OWN: &[&str] = &[
@@ -62,11 +53,11 @@ impl ActiveQueue {
             name: name.into(),
             pushed: Pushed::new(1, Arc::clone(&self.memory)),
             settings: Arc::clone(&self.settings),
-            connected: AtomicBool::new(false),
             sender: Mutex::default(),
             transactions: AtomicU64::new(0),
         });
-        tokio::spawn(drive(Arc::clone(&inner)));
+        let driven = Arc::clone(&inner);
+        tokio::spawn(async move { driven.pushed.drive(|| hold(&driven)).await });
         ActiveSource { inner }
     }
 }
@@ -80,7 +71,6 @@ struct Inner {
     name: Arc<str>,
     settings: Arc<Settings>,
     pushed: Pushed<Tag>,
-    connected: AtomicBool,
     /// Of the connection that there is.
     sender: Mutex<Option<Sender>>,
     transactions: AtomicU64,
@@ -102,19 +92,7 @@ impl Drop for ActiveSource {
 impl ActiveSource {
     /// Waits until there is a connection, or the first attempt has failed.
     pub async fn connect(&self) -> Result<(), SourceError> {
-        let pushed = &self.inner.pushed;
-        let _want = pushed.want();
-        let known = |pushed: &Pushed<Tag>| {
-            self.inner.connected.load(SeqCst) || pushed.trouble().is_some() || pushed.has_ended()
-        };
-        pushed.until(Instant::now() + 2 * ANSWER, known).await;
-        match (self.inner.connected.load(SeqCst), pushed.trouble()) {
-            (true, _) => Ok(()),
-            (false, Some(trouble)) => Err(trouble),
-            (false, None) => {
-                Err(SourceError::Unavailable(format!("{} does not answer", self.inner.settings.place())))
-            }
-        }
+        self.inner.pushed.connect(&self.inner.settings.place()).await
     }
 }
 
@@ -128,7 +106,7 @@ impl Source for ActiveSource {
     }
 
     fn is_open(&self) -> bool {
-        self.inner.connected.load(SeqCst)
+        self.inner.pushed.is_connected()
     }
 
     fn claim(&self, wants: Wants) -> BoxFuture<'_, Result<Vec<Delivery>, SourceError>> {
@@ -160,11 +138,7 @@ impl Source for ActiveSource {
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
-        async move {
-            self.inner.pushed.close();
-            self.inner.pushed.until(Instant::now() + ANSWER, Pushed::has_ended).await;
-        }
-        .boxed()
+        self.inner.pushed.close_and_wait().boxed()
     }
 }
 
@@ -224,10 +198,8 @@ impl Inner {
         for (name, value) in copied.tag.headers.iter().filter(|(name, _)| !is_ours(name)) {
             letter = letter.with(name, value);
         }
-        let reason = reason.char_indices().take_while(|(at, _)| *at < REASON_BYTES_MAX).map(|(_, one)| one);
-        letter = letter
-            .with(REASON_HEADER, reason.collect::<String>())
-            .with("x-laneway-attempt", copied.attempt.to_string());
+        letter =
+            letter.with(REASON_HEADER, brief(reason)).with("x-laneway-attempt", copied.attempt.to_string());
         let part = |frame: Frame| frame.with("transaction", &transaction);
         [part(Frame::new("BEGIN")), part(letter), part(ack(&copied.tag)), part(Frame::new("COMMIT"))]
     }
@@ -238,25 +210,6 @@ fn ack(tag: &Tag) -> Frame {
 }
 
 // ── the driver ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-/// Connects whenever somebody wants something, until the source is closed.
-async fn drive(inner: Arc<Inner>) {
-    let mut failures = 0;
-    while inner.pushed.wanted().await {
-        let begun = Instant::now();
-        let Err(error) = hold(&inner).await else {
-            inner.pushed.has_let_go();
-            continue;
-        };
-        failures = if begun.elapsed() > LASTING { 0 } else { failures + 1 };
-        inner.pushed.failed(error);
-        tokio::select! {
-            () = tokio::time::sleep(pause(failures)) => {}
-            () = inner.pushed.until_closed() => {}
-        }
-    }
-    inner.pushed.end();
-}
 
 /// One connection, from its beginning to its end. No error means that it was let go.
 async fn hold(inner: &Arc<Inner>) -> Result<(), SourceError> {
@@ -272,13 +225,11 @@ async fn hold(inner: &Arc<Inner>) -> Result<(), SourceError> {
     sender.send(&[subscribe]).await.map_err(|failure| inner.settings.explain("subscribe", &failure))?;
     let epoch = inner.pushed.open(0);
     *inner.sender.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender.clone());
-    inner.connected.store(true, SeqCst);
     inner.pushed.recovered();
     let ended = read(inner, epoch, &sender, &mut receiver).await;
-    inner.connected.store(false, SeqCst);
     *inner.sender.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    // First here, then there: what the broker gives to others must not be ours any more.
-    inner.pushed.forget(0);
+    // First here, then there.
+    inner.pushed.lost();
     let _ = timeout(ANSWER, sender.send(&[Frame::new("DISCONNECT")])).await;
     ended.map_err(|failure| inner.settings.explain("read", &failure))
 }
@@ -323,11 +274,4 @@ fn arrival(settings: &Settings, epoch: u64, frame: Frame) -> Arrival<Tag> {
         tag: Tag { ack: frame.header("ack").unwrap_or_default().into(), headers: frame.headers.into() },
         text: frame.body.into(),
     }
-}
-
-/// The instant of a time in milliseconds since 1970. None if it is over.
-fn instant(millis: u64) -> Option<Instant> {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
-    let left = Duration::from_millis(millis).checked_sub(since)?;
-    Instant::now().checked_add(left)
 }

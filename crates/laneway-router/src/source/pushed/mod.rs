@@ -33,6 +33,18 @@ use tokio::time::{Instant, timeout_at};
 use super::{Delivery, Disposal, Receipt, Settled, SourceError, Wants};
 use shelf::Shelf;
 
+/// No question to a broker may take longer.
+pub(crate) const ANSWER: Duration = Duration::from_secs(15);
+
+/// So many arrivals are put on the shelf at once, at most.
+pub(crate) const GULP: usize = 256;
+
+/// A connection that has lasted for so long was good; the next failure is the first again.
+const LASTING: Duration = Duration::from_secs(10);
+
+/// Why a message was given up is said in so many bytes, at most.
+const REASON_BYTES_MAX: usize = 1_024;
+
 /// Longer waits than this are as good as endless, and fit every clock.
 const WAIT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -50,7 +62,9 @@ pub(crate) struct Pushed<T> {
     asked: AtomicBool,
     /// Something was taken off the shelf, and nobody knows whether the broker has heard of it.
     doubt: AtomicBool,
-    /// Why there is no connection.
+    /// There is a connection.
+    connected: AtomicBool,
+    /// Why there is none.
     trouble: Mutex<Option<SourceError>>,
     closed: AtomicBool,
     /// The driver has ended.
@@ -108,6 +122,7 @@ impl<T> Pushed<T> {
             wanting: AtomicUsize::new(0),
             asked: AtomicBool::new(false),
             doubt: AtomicBool::new(false),
+            connected: AtomicBool::new(false),
             trouble: Mutex::default(),
             closed: AtomicBool::new(false),
             ended: AtomicBool::new(false),
@@ -210,6 +225,30 @@ impl<T> Pushed<T> {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Whether there is a connection.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.connected.load(SeqCst)
+    }
+
+    /// Waits until there is a connection to the broker at this place, or the first attempt has failed.
+    pub(crate) async fn connect(&self, place: &str) -> Result<(), SourceError> {
+        let _want = self.want();
+        let is_known =
+            |pushed: &Self| pushed.is_connected() || pushed.trouble().is_some() || pushed.has_ended();
+        self.until(Instant::now() + 2 * ANSWER, is_known).await;
+        match (self.is_connected(), self.trouble()) {
+            (true, _) => Ok(()),
+            (false, Some(trouble)) => Err(trouble),
+            (false, None) => Err(SourceError::Unavailable(format!("{place} does not answer"))),
+        }
+    }
+
+    /// Closes, and waits until the driver has ended.
+    pub(crate) async fn close_and_wait(&self) {
+        self.close();
+        self.until(Instant::now() + ANSWER, Self::has_ended).await;
+    }
+
     /// Nothing is handed out any more, and the driver ends.
     pub(crate) fn close(&self) {
         self.closed.store(true, SeqCst);
@@ -242,6 +281,33 @@ impl<T> Pushed<T> {
 
     // ── for the driver ─────────────────────────────────────────────────────────────────────────────────────────────
 
+    /// The life of a driver: whenever somebody wants something, it connects and holds the connection to its end, until the source is closed. No error
+    /// means that everything was let go.
+    pub(crate) async fn drive<F>(&self, hold: impl Fn() -> F)
+    where
+        F: Future<Output = Result<(), SourceError>>,
+    {
+        let mut failures = 0;
+        while self.wanted().await {
+            let begun = Instant::now();
+            let held = hold().await;
+            self.connected.store(false, SeqCst);
+            let Err(error) = held else {
+                // Whoever asked before that has been answered.
+                self.asked.store(false, SeqCst);
+                continue;
+            };
+            failures = if begun.elapsed() > LASTING { 0 } else { failures + 1 };
+            self.failed(error);
+            tokio::select! {
+                () = tokio::time::sleep(pause(failures)) => {}
+                () = self.until_closed() => {}
+            }
+        }
+        self.ended.store(true, SeqCst);
+        self.stirred.notify_waiters();
+    }
+
     /// Waits until somebody wants something. False when the source was closed.
     pub(crate) async fn wanted(&self) -> bool {
         loop {
@@ -255,12 +321,6 @@ impl<T> Pushed<T> {
             }
             told.await;
         }
-    }
-
-    /// Everything was let go. Whoever asked before that has been answered.
-    #[cfg(feature = "activemq")]
-    pub(crate) fn has_let_go(&self) {
-        self.asked.store(false, SeqCst);
     }
 
     /// Whether somebody waits for the broker now.
@@ -346,19 +406,20 @@ impl<T> Pushed<T> {
     /// There is a connection.
     pub(crate) fn recovered(&self) {
         self.doubt.store(false, SeqCst);
+        self.connected.store(true, SeqCst);
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.stirred.notify_waiters();
     }
 
-    /// There is none.
-    pub(crate) fn failed(&self, error: SourceError) {
-        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-        self.stirred.notify_waiters();
+    /// There is none any more: what the broker gives to others is not ours.
+    pub(crate) fn lost(&self) {
+        self.connected.store(false, SeqCst);
+        let (mut shelf, mut memory, now) = (self.shelf(), self.memory(), Instant::now());
+        (0..shelf.parts()).for_each(|part| shelf.forget(part, &mut memory, now));
     }
 
-    /// The driver has ended.
-    pub(crate) fn end(&self) {
-        self.ended.store(true, SeqCst);
+    fn failed(&self, error: SourceError) {
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
         self.stirred.notify_waiters();
     }
 }
@@ -377,8 +438,20 @@ pub(crate) fn fingerprint(id: Option<&str>, group: Option<&str>, text: &[u8]) ->
     Fingerprint { hash: seed.hash_one((id, group, text)), unique: id.is_some() }
 }
 
+/// As much of a reason as a letter carries.
+pub(crate) fn brief(reason: &str) -> &str {
+    super::cut(reason, REASON_BYTES_MAX)
+}
+
+/// The instant of a time in milliseconds since 1970. None if it is over.
+pub(crate) fn instant(millis: u64) -> Option<Instant> {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
+    let left = Duration::from_millis(millis).checked_sub(since)?;
+    Instant::now().checked_add(left)
+}
+
 /// How long a driver waits after its n-th failure in a row: from a tenth of a second to ten, not all instances at once.
-pub(crate) fn pause(failures: u32) -> Duration {
+fn pause(failures: u32) -> Duration {
     let longest = Duration::from_millis(100 << failures.min(7)).min(Duration::from_secs(10));
     longest.mul_f64(0.5 + fastrand::f64() / 2.0)
 }

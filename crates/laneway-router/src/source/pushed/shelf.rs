@@ -150,6 +150,11 @@ impl<T> Shelf<T> {
         }
     }
 
+    /// How many subscriptions there are, open or not.
+    pub(crate) fn parts(&self) -> usize {
+        self.parts.len()
+    }
+
     /// A subscription begins. What comes over it names the epoch; what is still on its way from an earlier one is passed over.
     pub(crate) fn open(&mut self, part: usize) -> u64 {
         let Part { epoch, leased, .. } = self.parts[part];

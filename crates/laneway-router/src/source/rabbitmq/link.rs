@@ -2,9 +2,11 @@
 //!
 //! `source.rs` and `sink.rs` ask for connections; an examination looks at the same things without changing any.
 
+use std::future::poll_fn;
 use std::sync::Arc;
-use std::time::Duration;
+use std::task::Poll;
 
+use futures_util::future::maybe_done;
 use lapin::options::{
     BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
 };
@@ -19,9 +21,7 @@ use tokio::time::timeout;
 use super::Settings;
 use crate::source::SourceError;
 use crate::source::broker::{Examination, Finding, Role};
-
-/// No question to the broker may take longer.
-pub(super) const ANSWER: Duration = Duration::from_secs(15);
+use crate::source::pushed::ANSWER;
 
 /// Waits for an answer, and says what was asked if there is none.
 pub(super) async fn answer<T>(
@@ -63,6 +63,27 @@ fn explain(settings: &Settings, what: &str, error: &Error) -> SourceError {
 fn is_missing(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::ProtocolError(said)
         if matches!(said.kind(), AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND)))
+}
+
+/// Sends several things over a channel, in this order, and waits until all have left. The client takes each in when it is first polled, and writes what it
+/// has in one go; to wait for each would cost a system call and two wake-ups each.
+pub(super) async fn all_sent<T>(
+    sending: impl Iterator<Item = impl Future<Output = Result<T, Error>>>,
+) -> Result<Vec<T>, Error> {
+    let mut all: Vec<_> = sending.map(|one| Box::pin(maybe_done(one))).collect();
+    poll_fn(|context| {
+        for one in &mut all {
+            let _ = one.as_mut().poll(context);
+        }
+        Poll::Ready(())
+    })
+    .await;
+    let mut outputs = Vec::with_capacity(all.len());
+    for mut one in all {
+        one.as_mut().await;
+        outputs.push(one.as_mut().take_output().expect("it was awaited")?);
+    }
+    Ok(outputs)
 }
 
 /// Connects.
@@ -234,18 +255,18 @@ impl Publisher {
     ) -> Result<(), SourceError> {
         let settings = &*self.settings;
         let link = self.link().await?;
-        let mut confirmations = Vec::with_capacity(messages.len());
-        for (to, properties, text) in messages {
+        let publish = |(to, properties, text): (To<'_>, BasicProperties, Arc<[u8]>)| {
             let (exchange, key): (ShortString, ShortString) = match to {
                 To::Named(queue) => ("".into(), queue.into()),
                 To::Queue { .. } if settings.partitions == 1 => ("".into(), settings.queue.as_str().into()),
                 To::Queue { group } => (settings.exchange.as_str().into(), group.into()),
             };
             let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
-            let published = link.channel.basic_publish(exchange, key, options, &text, properties);
-            confirmations.push(answer(settings, "publish", published).await?);
-        }
-        for confirmation in confirmations {
+            let channel = &link.channel;
+            async move { channel.basic_publish(exchange, key, options, &text, properties).await }
+        };
+        let published = answer(settings, "publish", all_sent(messages.into_iter().map(publish))).await?;
+        for confirmation in published {
             match answer(settings, "confirm a message", confirmation).await? {
                 Confirmation::Ack(None) => {}
                 Confirmation::Ack(Some(returned)) | Confirmation::Nack(Some(returned)) => {

@@ -8,6 +8,7 @@
 //! | `mod.rs` | settings, and what an examination finds |
 //! | `link.rs` | connections, queues that are made or missed, publishing with confirmation |
 //! | `source.rs` | subscriptions, and what is done with what comes over them |
+//! | `acks.rs` | acknowledgements, one for many where that is true |
 //!
 //! # What keeps the order
 //!
@@ -25,6 +26,7 @@
 //! key, here the group, always to the same queue. Each queue serves the instance that came first. So that one that started early does not keep all of them,
 //! an instance that has more than its share drains a partition and goes to the end of its line, from time to time (`balance`).
 
+mod acks;
 mod link;
 mod sink;
 mod source;
@@ -48,6 +50,10 @@ use crate::message::{NAME_BYTES_MAX, Secret};
 
 /// As many partitions as a queue may have.
 const PARTITIONS_MAX: usize = 256;
+
+/// As large as a frame may be, unless the URL says otherwise. The client has room for 32 of them in each direction, per connection, whatever it carries: with the broker's
+/// 128 KiB that would be 8 MiB for each queue. What is larger goes in several frames.
+const FRAME_BYTES_MAX: u32 = 16_384;
 
 /// In which header the group is, unless the settings say otherwise.
 pub const GROUP_HEADER: &str = "x-laneway-group";
@@ -129,6 +135,7 @@ impl Settings {
 
     fn uri(&self) -> Result<AMQPUri, String> {
         let mut uri: AMQPUri = self.url.expose().parse()?;
+        uri.query.frame_max = uri.query.frame_max.or(Some(FRAME_BYTES_MAX));
         uri.query.heartbeat = Some(self.heartbeat.as_secs().clamp(1, 3_600) as u16);
         Ok(uri)
     }

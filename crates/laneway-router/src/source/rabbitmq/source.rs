@@ -5,33 +5,26 @@
 //! acknowledged.
 
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use futures_util::future::{BoxFuture, join_all};
 use futures_util::{FutureExt, StreamExt};
 use lapin::message::Delivery as Pushing;
-use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions};
+use lapin::options::{BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
-use lapin::{Acker, BasicProperties, Channel, Connection, Consumer};
+use lapin::{BasicProperties, Channel, Connection, Consumer};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::link::{ANSWER, Publisher, To, answer, connect, look_at, prepare};
+use super::acks::Acks;
+use super::link::{Publisher, To, answer, connect, look_at, prepare};
 use super::{NOT_BEFORE_HEADER, REASON_HEADER, Settings};
 use crate::source::broker::Role;
-use crate::source::pushed::{Acknowledged, Arrival, Copied, LetGo, Memory, Pushed, fingerprint, pause};
+use crate::source::pushed::{
+    ANSWER, Acknowledged, Arrival, Copied, GULP, LetGo, Memory, Pushed, brief, fingerprint, instant,
+};
 use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
-
-/// Reasons are cut to this length.
-const REASON_BYTES_MAX: usize = 1_024;
-
-/// A connection that has lasted for so long was good; the next failure is the first again.
-const LASTING: Duration = Duration::from_secs(10);
-
-/// So many arrivals are put on the shelf at once, at most.
-const GULP: usize = 256;
 
 /// A queue, or the partitions of one, to read from.
 pub struct RabbitQueue {
@@ -52,9 +45,9 @@ impl RabbitQueue {
             pushed: Pushed::new(self.settings.partitions, Arc::clone(&self.memory)),
             publisher: Publisher::new(Arc::clone(&self.settings)),
             settings: Arc::clone(&self.settings),
-            connected: AtomicBool::new(false),
         });
-        tokio::spawn(drive(Arc::clone(&inner)));
+        let driven = Arc::clone(&inner);
+        tokio::spawn(async move { driven.pushed.drive(|| hold(&driven)).await });
         RabbitSource { inner }
     }
 }
@@ -69,13 +62,14 @@ struct Inner {
     settings: Arc<Settings>,
     pushed: Pushed<Tag>,
     publisher: Publisher,
-    connected: AtomicBool,
 }
 
 /// What settles a message at the broker, and what it came with.
 #[derive(Clone)]
 struct Tag {
-    acker: Acker,
+    acks: Arc<Acks>,
+    /// Its number in the subscription.
+    number: u64,
     properties: Arc<BasicProperties>,
 }
 
@@ -88,20 +82,7 @@ impl Drop for RabbitSource {
 impl RabbitSource {
     /// Waits until there is a connection and the queues are there, or the first attempt has failed.
     pub async fn connect(&self) -> Result<(), SourceError> {
-        let pushed = &self.inner.pushed;
-        let _want = pushed.want();
-        let deadline = Instant::now() + 2 * ANSWER;
-        let known = |pushed: &Pushed<Tag>| {
-            self.inner.connected.load(SeqCst) || pushed.trouble().is_some() || pushed.has_ended()
-        };
-        pushed.until(deadline, known).await;
-        match (self.inner.connected.load(SeqCst), pushed.trouble()) {
-            (true, _) => Ok(()),
-            (false, Some(trouble)) => Err(trouble),
-            (false, None) => {
-                Err(SourceError::Unavailable(format!("{} does not answer", self.inner.settings.place())))
-            }
-        }
+        self.inner.pushed.connect(&self.inner.settings.place()).await
     }
 }
 
@@ -115,7 +96,7 @@ impl Source for RabbitSource {
     }
 
     fn is_open(&self) -> bool {
-        self.inner.connected.load(SeqCst)
+        self.inner.pushed.is_connected()
     }
 
     fn claim(&self, wants: Wants) -> BoxFuture<'_, Result<Vec<Delivery>, SourceError>> {
@@ -143,8 +124,7 @@ impl Source for RabbitSource {
 
     fn close(&self) -> BoxFuture<'_, ()> {
         async move {
-            self.inner.pushed.close();
-            self.inner.pushed.until(Instant::now() + ANSWER, Pushed::has_ended).await;
+            self.inner.pushed.close_and_wait().await;
             self.inner.publisher.close().await;
         }
         .boxed()
@@ -167,16 +147,15 @@ impl Inner {
                 _ => taken.extend(self.pushed.take(receipt).map(|taken| (place, taken))),
             }
         }
-        let sent = join_all(taken.iter().map(|(_, taken)| acknowledge(&taken.tag.acker))).await;
-        for ((place, _), sent) in taken.iter().zip(&sent) {
-            if *sent {
-                answers[*place] = Settled::Settled;
-            }
+        let sent = acknowledge(taken.iter().map(|(_, taken)| &taken.tag)).await;
+        let was_sent = |tag: &Tag| sent.iter().any(|acks| Arc::ptr_eq(acks, &tag.acks));
+        for (place, _) in taken.iter().filter(|(_, taken)| was_sent(&taken.tag)) {
+            answers[*place] = Settled::Settled;
         }
-        let all = taken.into_iter().zip(sent);
-        self.pushed.acknowledged(
-            all.map(|((place, taken), sent)| (taken, Acknowledged::of(&disposals[place].1, sent))),
-        );
+        self.pushed.acknowledged(taken.into_iter().map(|(place, taken)| {
+            let what = Acknowledged::of(&disposals[place].1, was_sent(&taken.tag));
+            (taken, what)
+        }));
         Ok(answers)
     }
 
@@ -219,38 +198,29 @@ impl Inner {
     }
 }
 
-/// An acknowledgement has no answer; it is sent, or it is not.
-async fn acknowledge(acker: &Acker) -> bool {
-    matches!(timeout(ANSWER, acker.ack(BasicAckOptions::default())).await, Ok(Ok(true)))
+/// Acknowledges messages. The answer is over which subscriptions that could be sent.
+async fn acknowledge<'a>(tags: impl Iterator<Item = &'a Tag>) -> Vec<Arc<Acks>> {
+    let mut lines: Vec<(&Arc<Acks>, Vec<u64>)> = Vec::new();
+    for tag in tags {
+        match lines.iter_mut().find(|(acks, _)| Arc::ptr_eq(acks, &tag.acks)) {
+            Some((_, numbers)) => numbers.push(tag.number),
+            None => lines.push((&tag.acks, vec![tag.number])),
+        }
+    }
+    let sent = join_all(lines.iter().map(|(acks, numbers)| acks.send(numbers))).await;
+    lines.into_iter().zip(sent).filter(|(_, sent)| *sent).map(|((acks, _), _)| Arc::clone(acks)).collect()
 }
 
 /// The properties that a message came with, and why it was given up.
 fn with_reason(copied: &Copied<Tag>, reason: &str) -> BasicProperties {
     let properties = BasicProperties::clone(&copied.tag.properties);
     let mut headers = properties.headers().clone().unwrap_or_default();
-    let reason = reason.char_indices().take_while(|(at, _)| *at < REASON_BYTES_MAX).map(|(_, one)| one);
-    headers.insert(REASON_HEADER.into(), AMQPValue::LongString(reason.collect::<String>().into()));
+    headers.insert(REASON_HEADER.into(), AMQPValue::LongString(brief(reason).into()));
     headers.insert("x-laneway-attempt".into(), AMQPValue::LongUInt(copied.attempt));
     properties.with_headers(headers).with_delivery_mode(2)
 }
 
 // ── the driver ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-/// Connects whenever somebody wants something, until the source is closed.
-async fn drive(inner: Arc<Inner>) {
-    let mut failures = 0;
-    while inner.pushed.wanted().await {
-        let begun = Instant::now();
-        let Err(error) = hold(&inner).await else { break };
-        failures = if begun.elapsed() > LASTING { 0 } else { failures + 1 };
-        inner.pushed.failed(error);
-        tokio::select! {
-            () = tokio::time::sleep(pause(failures)) => {}
-            () = inner.pushed.until_closed() => {}
-        }
-    }
-    inner.pushed.end();
-}
 
 /// One connection, from its beginning to its end. No error means that the source was closed.
 async fn hold(inner: &Arc<Inner>) -> Result<(), SourceError> {
@@ -263,13 +233,11 @@ async fn hold(inner: &Arc<Inner>) -> Result<(), SourceError> {
         connection = opening => connection?,
         () = inner.pushed.until_closed() => return Ok(()),
     };
-    inner.connected.store(true, SeqCst);
     inner.pushed.recovered();
     let mut session = Session::new(Arc::clone(inner), &connection);
     let ended = session.run().await;
-    inner.connected.store(false, SeqCst);
-    // First here, then there: what the broker gives to others must not be ours any more.
-    (0..inner.settings.partitions).for_each(|part| inner.pushed.forget(part));
+    // First here, then there.
+    inner.pushed.lost();
     let _ = timeout(ANSWER, connection.close(200, "closed".into())).await;
     ended
 }
@@ -386,8 +354,9 @@ impl<'a> Session<'a> {
             );
             let consumer = answer(settings, &format!("read from {queue}"), consume).await?;
             let epoch = inner.pushed.open(part);
+            let acks = Arc::new(Acks::new(channel.clone()));
             let reader =
-                Reader { inner: Arc::clone(inner), part, epoch, consumer: ManuallyDrop::new(consumer) };
+                Reader { inner: Arc::clone(inner), part, epoch, acks, consumer: ManuallyDrop::new(consumer) };
             tokio::spawn(reader.read(self.ends.0.clone()));
             *open = Some(Subscription { channel, epoch });
         }
@@ -432,6 +401,7 @@ struct Reader {
     inner: Arc<Inner>,
     part: usize,
     epoch: u64,
+    acks: Arc<Acks>,
     /// Dropped only when its channel has closed: dropped before, it would cancel the subscription, and the next in line would overtake (see `mod.rs`).
     consumer: ManuallyDrop<Consumer>,
 }
@@ -456,16 +426,16 @@ impl Reader {
                     Err(lost) => error = Some(lost),
                 }
             }
-            for tag in self.inner.pushed.arrive(arrivals) {
-                acknowledge(&tag.acker).await;
-            }
+            // What is done already. If it cannot be told, the subscription has ended.
+            let again = self.inner.pushed.arrive(arrivals);
+            acknowledge(again.iter()).await;
         }
         drop(ManuallyDrop::into_inner(self.consumer));
         let _ = ends.send((self.part, self.epoch, error));
     }
 
     fn arrival(&self, pushing: Pushing) -> Arrival<Tag> {
-        let Pushing { redelivered, routing_key, properties, data, acker, .. } = pushing;
+        let Pushing { delivery_tag, redelivered, routing_key, properties, data, .. } = pushing;
         let settings = &self.inner.settings;
         let headers = properties.headers().as_ref();
         let header = |name: &str| headers.and_then(|headers| headers.inner().get(name));
@@ -486,7 +456,7 @@ impl Reader {
             group,
             text: data.into(),
             not_before,
-            tag: Tag { acker, properties: Arc::new(properties) },
+            tag: Tag { acks: Arc::clone(&self.acks), number: delivery_tag, properties: Arc::new(properties) },
         }
     }
 }
@@ -511,11 +481,4 @@ fn number(value: &AMQPValue) -> Option<u64> {
         AMQPValue::LongString(text) => std::str::from_utf8(text.as_bytes()).ok()?.parse().ok(),
         _ => None,
     }
-}
-
-/// The instant of a time in milliseconds since 1970. None if it is over.
-fn instant(millis: u64) -> Option<Instant> {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
-    let left = Duration::from_millis(millis).checked_sub(since)?;
-    Instant::now().checked_add(left)
 }
