@@ -52,14 +52,15 @@ impl Fixture for Nats {
         Box::pin(async move {
             let context = async_nats::jetstream::new(async_nats::connect(&settings.url).await?);
             let stream = context.get_stream(&settings.stream).await?;
-            let window = (settings.window * settings.partitions) as i64;
+            // As much under way as the router's partitions have together.
+            let window = settings.window * settings.partitions;
             let config = Config {
                 durable_name: Some("plain".to_owned()),
-                max_ack_pending: window,
+                max_ack_pending: window as i64,
                 ..Config::default()
             };
             let consumer: PullConsumer = stream.create_consumer(config).await?;
-            let messages = consumer.stream().max_messages_per_batch(512).messages().await?;
+            let messages = consumer.stream().max_messages_per_batch(window).messages().await?;
             let client = context.client();
             // As the router does: an acknowledgement is one when the server has answered to it, and many are under way. A request, because the
             // client's own `double_ack` subscribes to an inbox for each, which is slower.

@@ -616,7 +616,8 @@ fn arrival(
         text: Arc::from(&message.payload[..]),
         earlier: 0,
         not_before,
-        handle: Handle { reply: message.reply.clone()?, consumer: Arc::clone(consumer), partition },
+        // A copy: the client's own keeps everything that was read with it from the connection.
+        handle: Handle { reply: message.reply.as_deref()?.into(), consumer: Arc::clone(consumer), partition },
     })
 }
 

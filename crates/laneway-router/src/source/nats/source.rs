@@ -11,8 +11,8 @@ use async_nats::header::NATS_MESSAGE_ID;
 use async_nats::jetstream::context::{PublishError, PublishErrorKind};
 use async_nats::jetstream::{self, stream};
 use async_nats::{HeaderMap, StatusCode, Subject};
-use futures_util::{FutureExt, StreamExt};
 use futures_util::future::{BoxFuture, join_all};
+use futures_util::{FutureExt, StreamExt};
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
@@ -26,6 +26,9 @@ use crate::source::{
 
 /// How long a settlement waits for a partition that is being read anew, so that it can be told.
 const ANEW: Duration = Duration::from_secs(5);
+
+/// So many batches of acknowledgements are under way at once: while the server answers to one it gets the next.
+const AT_ONCE: usize = 4;
 
 /// With fewer acknowledgements than this, each is a request of its own: an inbox for them all has to be subscribed to first.
 const WORTH_AN_INBOX: usize = 4;
@@ -658,6 +661,10 @@ impl Source for NatsSource {
         disposals: Vec<(Receipt, Disposal)>,
     ) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
         self.settle_all(disposals).boxed()
+    }
+
+    fn settles_at_once(&self) -> usize {
+        AT_ONCE
     }
 
     fn extend(
