@@ -25,6 +25,10 @@ pub(crate) fn root() -> PathBuf {
 pub(crate) fn cargo(arguments: &str) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments.split_whitespace()).current_dir(root());
+    // They describe this program. Some build scripts look at them, and would have all that hangs on them built again after a plain `cargo test`.
+    let describes_us = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    let ours = env::vars_os().filter(|(name, _)| name.to_str().is_some_and(describes_us));
+    ours.for_each(|(name, _)| drop(command.env_remove(name)));
     command
 }
 

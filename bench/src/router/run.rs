@@ -370,8 +370,8 @@ async fn deliver(spec: &Spec) -> Result<Outcome> {
 /// How long the dashboard is open, or closed, before it is the other's turn.
 const TURN: Duration = Duration::from_millis(1_500);
 
-/// A whole service works off a backlog of simulated messages; with a dashboard, somebody looks at it in turns. What a page costs is the ratio of the rates of the
-/// turns: neighbours in time, in one process, so that a machine that is now quick and now slow does not decide.
+/// A whole service works off a backlog of messages whose target takes no time, in groups of the same size, so that nothing but its own work holds it up until the
+/// end; with a dashboard, somebody looks at it in turns. What a page costs is the ratio of the rates of the turns: neighbours in time, in one process, so that a machine that is now quick and now slow does not decide.
 async fn dashboard(spec: &Spec) -> Result<Outcome> {
     let folder = Folder::new()?;
     let path = serde_json::to_string(&folder.0.join("queue.db"))?;
@@ -387,13 +387,12 @@ async fn dashboard(spec: &Spec) -> Result<Outcome> {
     let service = Service::start(Config::load(&layering)?).await?;
     service.router().pause_pool(DEFAULT_POOL)?;
     let queue = service.queue("default").context("the default queue")?;
-    let messages = spec.messages.unwrap_or(400_000);
-    let mut zipf = Zipf::new(GROUPS);
+    let messages = spec.messages.unwrap_or(1_500_000);
     for from in (0..messages).step_by(1_000) {
         let batch = (from..messages.min(from + 1_000)).map(|number| {
-            let group = zipf.next();
+            let group = number % GROUPS as u64;
             let text = format!(
-                r#"{{"id":"m-{number}","poolCode":"DEFAULT-POOL","mediationType":"SIMULATED","mediationTarget":"1us","messageGroupId":"group-{group}"}}"#
+                r#"{{"id":"m-{number}","poolCode":"DEFAULT-POOL","mediationType":"SIMULATED","mediationTarget":"0ms","messageGroupId":"group-{group}"}}"#
             );
             Publication::new(text).group(format!("group-{group}"))
         });

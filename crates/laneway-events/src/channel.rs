@@ -16,7 +16,7 @@ use foldhash::fast::RandomState;
 
 use crate::{
     Handle, NotPostedReason,
-    processor::{Cell, Envelope, ProcessorRef},
+    processor::{Cell, ProcessorRef},
     sync::{RwLock, read, write},
 };
 
@@ -227,11 +227,7 @@ impl Handle {
             return Err(cell.wrong_type::<E>().into());
         }
         // The copy is made before a place is taken: a copy that panics leaves nothing behind.
-        let copy = Box::new(event.clone());
-        self.shared.enter(cell)?;
-        Ok(self
-            .shared
-            .submit(cell, Envelope::Event(cell.address.slot, copy))
-            .map_err(|(_, reason)| reason)?)
+        let copy = event.clone();
+        cell.post(&self.shared, copy).map_err(|refused| refused.reason.into())
     }
 }

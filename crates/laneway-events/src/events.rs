@@ -400,9 +400,9 @@ impl Events {
         }
         shared.channels.clear();
         let given_back = |message: laneway::Message<Address, Option<Envelope>>| match message.body {
-            Some(Envelope::Event(_, event)) => {
-                let processor = shared.slots.get(message.key.slot).map_or("".into(), |cell| cell.id.clone());
-                Some(Returned { processor, event })
+            Some(Envelope::Event(slot)) => {
+                let cell = shared.slots.get(slot)?;
+                Some(Returned { processor: cell.id.clone(), event: cell.give_back()? })
             }
             _ => None,
         };
@@ -800,7 +800,7 @@ mod tests {
         let (shared, cell) = (&events.shared, &processor.cell);
         shared.enter(cell).unwrap();
         events.begin_stop(cell);
-        let envelope = Envelope::Event(cell.address.slot, Box::new(1_u32));
+        let envelope = Envelope::Event(cell.address.slot);
         let (_, reason, due) = shared.try_submit(cell, envelope).expect_err("there is no room");
         assert_eq!((reason, due.0), (Refusal::DispatcherFull, true));
         assert!(told.try_recv().is_err(), "nothing has been called");

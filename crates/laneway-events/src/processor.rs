@@ -1,11 +1,19 @@
 //! A processor: its mailbox is a lane of the engine, its key is its number, and its handlers live in its [`Cell`].
 //!
-//! An event's way: `ProcessorRef::post` → the gate (`gate.rs`) → the engine's lane → a thread of the dispatcher → [`Cell::run`] → the
-//! topmost handler. The lane sees to order and exclusion, so a handler is in the hands of one thread at a time, and no lock is
+//! An event's way: `ProcessorRef::post` → the gate (`gate.rs`) → the processor's mail, and a token for it into the engine's lane → a thread of the
+//! dispatcher → [`Cell::run`] → the topmost handler. The lane sees to order and exclusion, so a handler is in the hands of one thread at a time, and no lock is
 //! held while it runs: the thread takes the stack of handlers out of its cell and puts it back afterwards.
+//!
+//! # Events and their tokens
+//!
+//! Events stay where their type is known, so that none is boxed; the lane has a token for each. An event is put into the mail and its token into the lane
+//! under the lock of the mail: both have the same order, and whoever has so many tokens in his hands finds at least as many events. A
+//! thread takes the events of its turn out of the mail at once. What the turn did not come to goes back to the front, as the lane does with the tokens. A processor
+//! without events keeps no memory for them.
 
 use std::{
     any::{Any, TypeId, type_name},
+    collections::VecDeque,
     fmt,
     hash::{Hash, Hasher},
     marker::PhantomData,
@@ -22,16 +30,17 @@ use laneway::{Messages, Outcome};
 use crate::{
     AskError, Become, Context, Handle, Handled, Handler, LookupError, Refusal, Refused, Report,
     ask::{self, Reply},
-    events::{Due, StopReport},
+    events::{Due, Shared, StopReport},
     gate::{Gate, Shut},
     handler::{Change, Closure, Stack},
     sync::{Condvar, Mutex, lock, wait_until},
 };
 
-/// What travels through the engine: an event, or a request about the handlers, without its type. Each has the slot of its processor
+/// What travels through the engine: the token of an event, or a request about the handlers, without its type. Each has the slot of its processor
 /// on it: two processors whose fingerprints are the same share a lane, and so a turn may hold events of both.
 pub(crate) enum Envelope {
-    Event(u32, Box<dyn Any + Send>),
+    /// The next event in the mail.
+    Event(u32),
     /// A `Change<E>`.
     Change(u32, Box<dyn Any + Send>),
     Start(u32),
@@ -41,7 +50,7 @@ impl Envelope {
     /// The slot of the processor that it is for.
     pub(crate) fn slot(&self) -> u32 {
         match self {
-            Envelope::Event(slot, _) | Envelope::Change(slot, _) | Envelope::Start(slot) => *slot,
+            Envelope::Event(slot) | Envelope::Change(slot, _) | Envelope::Start(slot) => *slot,
         }
     }
 }
@@ -119,15 +128,47 @@ impl Cell {
         self.behaviour.run(self, events, thread, first, turn, taken)
     }
 
-    /// Gives the envelope back, unless the time to drain is over. Then the event is put where the stop finds it.
-    fn unless_discarded(&self, envelope: Envelope) -> Option<Envelope> {
-        if !self.discarding.load(Ordering::Acquire) {
-            return Some(envelope);
+    /// Puts an event into the mailbox.
+    pub(crate) fn post<E: Send + 'static>(
+        self: &Arc<Self>,
+        shared: &Shared,
+        event: E,
+    ) -> Result<(), Refused<E>> {
+        self.try_post(shared, event).map_err(|(refused, due)| {
+            if let Some(due) = due {
+                shared.settle(self, due);
+            }
+            refused
+        })
+    }
+
+    /// The same for whoever holds a lock: no user code runs. If something is due afterwards, the caller has to settle it once it holds none.
+    pub(crate) fn try_post<E: Send + 'static>(
+        self: &Arc<Self>,
+        shared: &Shared,
+        event: E,
+    ) -> Result<(), (Refused<E>, Option<Due>)> {
+        if let Err(reason) = shared.enter(self) {
+            return Err((Refused { event, reason }, None));
         }
-        if let Envelope::Event(_, event) = envelope {
-            lock(&self.returned).push(event);
-        }
-        None
+        let mut mail = lock(&self.typed::<E>().mail);
+        mail.push_back(event);
+        let posted = shared.try_submit(self, Envelope::Event(self.address.slot));
+        posted.map_err(|(_, reason, due)| {
+            let event = mail.pop_back().expect("just put in, and nobody else was at it");
+            (Refused { event, reason }, Some(due))
+        })
+    }
+
+    /// The next event of the mail, for whoever gives back what will not be handled.
+    pub(crate) fn give_back(&self) -> Option<Box<dyn Any + Send>> {
+        self.behaviour.give_back()
+    }
+
+    /// The part that knows the type of its events.
+    fn typed<E: Send + 'static>(&self) -> &Typed<E> {
+        let behaviour: &dyn Any = &*self.behaviour;
+        behaviour.downcast_ref().expect("posted by its type")
     }
 
     pub(crate) fn parent(&self) -> Option<Arc<Cell>> {
@@ -174,7 +215,8 @@ impl Plan {
     pub(crate) fn cell<E: Send + 'static>(self, slot: u32, handler: Box<dyn Handler<E>>) -> Arc<Cell> {
         let Plan { id, number, place, dispatcher, queue_size, parent } = self;
         let address = Address { number, slot, place: place as u32 };
-        let behaviour = Box::new(Typed { home: Mutex::new(Home::Here(Stack(vec![handler]))) });
+        let home = Mutex::new(Home::Here(Stack(vec![handler]), VecDeque::new()));
+        let behaviour = Box::new(Typed { home, mail: Mutex::new(VecDeque::new()) });
         Arc::new(Cell {
             id,
             number,
@@ -192,7 +234,7 @@ impl Plan {
 }
 
 /// The part of a processor that knows the type of its events.
-trait Behave: Send + Sync {
+trait Behave: Any + Send + Sync {
     fn run(
         &self,
         cell: &Arc<Cell>,
@@ -204,34 +246,39 @@ trait Behave: Send + Sync {
     ) -> Ran;
     /// No handler will be called any more, except to be told so.
     fn retire(&self);
+    fn give_back(&self) -> Option<Box<dyn Any + Send>>;
     fn event_type(&self) -> TypeId;
     fn event_type_name(&self) -> &'static str;
 }
 
 struct Typed<E> {
     home: Mutex<Home<E>>,
+    /// Events that were accepted, oldest first: one for each token in the lane that is in nobody's hands.
+    mail: Mutex<VecDeque<E>>,
 }
 
 /// Where the handlers are.
 enum Home<E> {
-    Here(Stack<E>),
+    /// Here, with an empty buffer to take events out in.
+    Here(Stack<E>, VecDeque<E>),
     /// With the thread that runs one of them.
     Out,
     /// Gone, or, if they are out, to go when they come back.
     Retired,
 }
 
-/// Handlers in the hands of a thread. They go back when it lets go of them, panic or not.
+/// Handlers, and the events of a turn, in the hands of a thread. They go back when it lets go of them, panic or not.
 struct InHand<'a, E: 'static> {
-    home: &'a Mutex<Home<E>>,
+    typed: &'a Typed<E>,
     stack: Option<Stack<E>>,
+    events: VecDeque<E>,
 }
 
 impl<'a, E: 'static> InHand<'a, E> {
-    fn take(home: &'a Mutex<Home<E>>) -> Option<Self> {
-        let mut at_home = lock(home);
+    fn take(typed: &'a Typed<E>) -> Option<Self> {
+        let mut at_home = lock(&typed.home);
         match std::mem::replace(&mut *at_home, Home::Out) {
-            Home::Here(stack) => Some(InHand { home, stack: Some(stack) }),
+            Home::Here(stack, events) => Some(InHand { typed, stack: Some(stack), events }),
             Home::Out => unreachable!("a lane has one event in flight"),
             Home::Retired => {
                 *at_home = Home::Retired;
@@ -243,14 +290,41 @@ impl<'a, E: 'static> InHand<'a, E> {
     fn stack(&mut self) -> &mut Stack<E> {
         self.stack.as_mut().expect("taken out in `drop` only")
     }
+
+    /// The next event, for a token. With it come those of the tokens behind it in this turn.
+    fn next(&mut self, tokens: impl FnOnce() -> usize) -> E {
+        if self.events.is_empty() {
+            let tokens = tokens();
+            let mut mail = lock(&self.typed.mail);
+            match tokens == mail.len() {
+                true => std::mem::swap(&mut self.events, &mut *mail),
+                false => self.events.extend(mail.drain(..tokens)),
+            }
+        }
+        self.events.pop_front().expect("an event for every token")
+    }
+
+    /// Puts back what the turn did not come to. True if the mail is empty, and then without memory.
+    fn return_events(&mut self) -> bool {
+        let mut mail = lock(&self.typed.mail);
+        while let Some(event) = self.events.pop_back() {
+            mail.push_front(event);
+        }
+        if mail.is_empty() {
+            *mail = VecDeque::new();
+        }
+        mail.is_empty()
+    }
 }
 
 impl<E: 'static> Drop for InHand<'_, E> {
     fn drop(&mut self) {
         let Some(stack) = self.stack.take() else { return };
-        let mut at_home = lock(self.home);
+        let idle = self.return_events();
+        let buffer = if idle { VecDeque::new() } else { std::mem::take(&mut self.events) };
+        let mut at_home = lock(&self.typed.home);
         if matches!(*at_home, Home::Out) {
-            *at_home = Home::Here(stack);
+            *at_home = Home::Here(stack, buffer);
             return;
         }
         drop(at_home);
@@ -265,21 +339,40 @@ fn dismiss<E: 'static>(mut stack: Stack<E>) {
     }
 }
 
+/// An envelope, opened.
+enum Task<E> {
+    Event(E),
+    Change(Change<E>),
+    Start,
+}
+
+impl<E: Send + 'static> InHand<'_, E> {
+    /// Opens an envelope of this processor.
+    fn open(&mut self, envelope: Envelope, turn: &Messages<'_, '_, Address, Option<Envelope>>) -> Task<E> {
+        match envelope {
+            Envelope::Event(slot) => Task::Event(self.next(|| {
+                let is_ours =
+                    |body: &&Option<Envelope>| matches!(body, Some(Envelope::Event(other)) if *other == slot);
+                1 + turn.rest().take_while(is_ours).count()
+            })),
+            Envelope::Change(_, change) => Task::Change(*change.downcast().expect("requested by its type")),
+            Envelope::Start(_) => Task::Start,
+        }
+    }
+}
+
 impl<E: Send + 'static> Stack<E> {
-    /// Lets the topmost handler have what is in an envelope, and makes the changes that it wants.
-    fn handle(&mut self, cell: &Arc<Cell>, events: &Handle, thread: usize, envelope: Envelope) -> Handled<E> {
+    /// Lets the topmost handler do what is due, and makes the changes that it wants.
+    fn handle(&mut self, cell: &Arc<Cell>, events: &Handle, thread: usize, due: Task<E>) -> Handled<E> {
         let mut context = Context { events, cell, thread, depth: self.0.len(), changes: Vec::new() };
         let top = self.0.last_mut().expect("there is always one");
-        let handled = match envelope {
-            Envelope::Event(_, event) => {
-                let event = event.downcast::<E>().expect("posted by its type");
-                top.handle(&mut context, *event)
-            }
-            Envelope::Change(_, change) => {
-                context.changes.push(*change.downcast::<Change<E>>().expect("requested by its type"));
+        let handled = match due {
+            Task::Event(event) => top.handle(&mut context, event),
+            Task::Change(change) => {
+                context.changes.push(change);
                 Handled::Done
             }
-            Envelope::Start(_) => {
+            Task::Start => {
                 top.started(&mut context);
                 Handled::Done
             }
@@ -301,7 +394,7 @@ impl<E: Send + 'static> Behave for Typed<E> {
         turn: Turn<'_, '_, '_>,
         taken: &mut u64,
     ) -> Ran {
-        let mut hand = InHand::take(&self.home);
+        let mut hand = InHand::take(self);
         loop {
             let next = match first.take() {
                 Some(first) => Some(first),
@@ -317,8 +410,15 @@ impl<E: Send + 'static> Behave for Typed<E> {
             *taken += 1;
             // Without handlers: the shutdown did not wait for this thread any longer. The event goes with the processor.
             let (Some(hand), Some(envelope)) = (&mut hand, next) else { return Ran::Over(Outcome::Skip) };
-            let Some(envelope) = cell.unless_discarded(envelope) else { continue };
-            match hand.stack().handle(cell, events, thread, envelope) {
+            let due = hand.open(envelope, turn);
+            if cell.discarding.load(Ordering::Acquire) {
+                // The time to drain is over: the event is put where the stop finds it.
+                if let Task::Event(event) = due {
+                    lock(&cell.returned).push(Box::new(event));
+                }
+                continue;
+            }
+            match hand.stack().handle(cell, events, thread, due) {
                 Handled::Done => {}
                 Handled::Failed(error) => {
                     let report = Report::Failed { processor: cell.id.clone(), error: error.clone() };
@@ -335,9 +435,13 @@ impl<E: Send + 'static> Behave for Typed<E> {
 
     fn retire(&self) {
         let before = std::mem::replace(&mut *lock(&self.home), Home::Retired);
-        if let Home::Here(stack) = before {
+        if let Home::Here(stack, _) = before {
             dismiss(stack);
         }
+    }
+
+    fn give_back(&self) -> Option<Box<dyn Any + Send>> {
+        lock(&self.mail).pop_front().map(|event| Box::new(event) as Box<dyn Any + Send>)
     }
 
     fn event_type(&self) -> TypeId {
@@ -414,22 +518,13 @@ impl<E: Send + 'static> ProcessorRef<E> {
 
     /// Posts an event. Never blocks; what is not accepted is given back.
     pub fn post(&self, event: E) -> Result<(), Refused<E>> {
-        self.try_post(event).map_err(|(refused, due)| {
-            self.settle(due);
-            refused
-        })
+        self.cell.post(&self.events.shared, event)
     }
 
     /// The same for whoever holds a lock: no user code runs. If something is due afterwards, the caller has to [settle](Self::settle) it
     /// once it holds none.
     pub(crate) fn try_post(&self, event: E) -> Result<(), (Refused<E>, Option<Due>)> {
-        // A look before the event is boxed: whoever posts to a full mailbox does so again and again.
-        if let Err(reason) = self.events.shared.enter(&self.cell) {
-            return Err((Refused { event, reason }, None));
-        }
-        let envelope = Envelope::Event(self.cell.address.slot, Box::new(event));
-        let posted = self.events.shared.try_submit(&self.cell, envelope);
-        posted.map_err(|(envelope, reason, due)| (Refused { event: opened(envelope), reason }, Some(due)))
+        self.cell.try_post(&self.events.shared, event)
     }
 
     /// Does what is due after something was refused.
@@ -507,13 +602,6 @@ impl<E: Send + 'static> ProcessorRef<E> {
         let (stopping, returned) = self.events.stop_cell(&self.cell, drain);
         let typed = |event: Box<dyn Any + Send>| *event.downcast::<E>().expect("posted by its type");
         StopReport { stopping, returned: returned.into_iter().map(typed).collect() }
-    }
-}
-
-fn opened<E: 'static>(envelope: Envelope) -> E {
-    match envelope {
-        Envelope::Event(_, event) => *event.downcast::<E>().expect("boxed a moment ago"),
-        Envelope::Change(..) | Envelope::Start(_) => unreachable!("an event went in"),
     }
 }
 

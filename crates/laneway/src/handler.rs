@@ -167,6 +167,12 @@ impl<K, M> Messages<'_, '_, K, M> {
         self.run.turn.items.front_mut().map(|item| &mut item.message.body)
     }
 
+    /// The bodies behind the one in hand, which `next` gives one by one unless the turn has to give way.
+    pub fn rest(&self) -> impl Iterator<Item = &M> {
+        let in_hand = usize::from(self.taken.is_open);
+        self.run.turn.items.iter().skip(in_hand).map(|item| &item.message.body)
+    }
+
     /// The one in hand, if there is one, is done.
     #[inline]
     fn complete(&mut self) {
