@@ -2,16 +2,19 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use async_nats::jetstream::consumer::PullConsumer;
 use async_nats::jetstream::consumer::pull::Config;
-use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
+use futures_util::{StreamExt, TryStreamExt};
 use laneway_router::source::broker::Broker;
 use laneway_router::source::nats::Settings;
 use laneway_servers::{Server, nats};
 
 use super::brokers::Fixture;
+
+/// So many acknowledgements of the plain consumer wait for their answers at once: as many as the router's settlements that travel together.
+const UNDER_WAY: usize = 1_024;
 
 /// A server, and what its queues are like.
 pub(super) struct Nats {
@@ -49,20 +52,28 @@ impl Fixture for Nats {
         Box::pin(async move {
             let context = async_nats::jetstream::new(async_nats::connect(&settings.url).await?);
             let stream = context.get_stream(&settings.stream).await?;
-            let window = (settings.window * settings.partitions) as i64;
+            // As much under way as the router's partitions have together.
+            let window = settings.window * settings.partitions;
             let config = Config {
                 durable_name: Some("plain".to_owned()),
-                max_ack_pending: window,
+                max_ack_pending: window as i64,
                 ..Config::default()
             };
             let consumer: PullConsumer = stream.create_consumer(config).await?;
-            let mut messages = consumer.stream().max_messages_per_batch(512).messages().await?;
-            for _ in 0..count {
-                let message = messages.next().await.context("the stream has ended")??;
-                message.ack().await.map_err(|error| anyhow::anyhow!("{error}"))?;
-            }
-            // The last acknowledgements have left the process when this comes back.
-            Ok(context.client().flush().await?)
+            let messages = consumer.stream().max_messages_per_batch(window).messages().await?;
+            let client = context.client();
+            // As the router does: an acknowledgement is one when the server has answered to it, and many are under way. A request, because the
+            // client's own `double_ack` subscribes to an inbox for each, which is slower.
+            let acknowledging = messages.take(count as usize).map(|message| {
+                let client = client.clone();
+                async move {
+                    let reply = message?.reply.clone().context("a message of a stream has a reply")?;
+                    client.request(reply, "+ACK".into()).await.context("an acknowledgement was not answered")
+                }
+            });
+            let answered: Vec<_> = acknowledging.buffer_unordered(UNDER_WAY).try_collect().await?;
+            ensure!(answered.len() as u64 == count, "{} of {count} came", answered.len());
+            Ok(())
         })
     }
 }

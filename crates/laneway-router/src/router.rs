@@ -762,9 +762,16 @@ impl Inner {
         self.warnings.give("source", text);
     }
 
-    /// How many messages the pool with the most room asks for.
+    /// How many messages the pool with the most room asks for, as far as that matters to a claim.
     fn roomiest(&self) -> usize {
-        self.pools.load().values().map(|pool| pool.appetite()).max().unwrap_or(0)
+        let mut most = 0;
+        for pool in self.pools.load().values() {
+            most = most.max(pool.appetite());
+            if most >= CLAIM {
+                break;
+            }
+        }
+        most
     }
 
     /// Gives deliveries to their pools, in order. Refusal keeps order: once one of a group is refused, so are those behind it.

@@ -32,6 +32,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
@@ -45,6 +47,9 @@ const TOGETHER: usize = 1_024;
 const CURRENT: std::ops::Range<usize> = 8..TOGETHER / 2;
 /// See [`CURRENT`].
 const GATHER: Duration = Duration::from_millis(4);
+
+/// So many settlements are worth another batch while one is under way.
+const WORTH_ANOTHER: usize = 128;
 
 /// How long after a source failed it is tried again, at first and at the longest.
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
@@ -411,7 +416,8 @@ impl Drop for Held {
     }
 }
 
-/// Sends settlements to the source, many at a time, until nobody can make any more.
+/// Sends settlements to the source, many at a time, until nobody can make any more. A source that answers late but takes more meanwhile is sent the
+/// next batch before it has answered to the last.
 async fn settle_all(
     ledger: std::sync::Weak<Ledger>,
     source: Arc<dyn Source>,
@@ -419,43 +425,65 @@ async fn settle_all(
 ) {
     let mut waiting = VecDeque::new();
     let mut arrived = Vec::new();
+    let mut sending = FuturesUnordered::new();
     let (mut pause, mut together) = (RETRY.0, TOGETHER);
+    let (mut not_before, mut is_over) = (Instant::now(), false);
     loop {
-        if waiting.is_empty() && queue.recv_many(&mut arrived, TOGETHER).await == 0 {
+        if is_over && waiting.is_empty() && sending.is_empty() {
             return;
         }
-        waiting.extend(arrived.drain(..));
-        while waiting.len() < TOGETHER
-            && let Ok(more) = queue.try_recv()
-        {
-            waiting.push_back(more);
+        let worth = if sending.is_empty() { 1 } else { WORTH_ANOTHER };
+        // Asked each time: a source that is not open yet does not know.
+        let has_room = sending.is_empty() || sending.len() < source.settles_at_once();
+        let may_send = has_room && waiting.len() >= worth;
+        if may_send && Instant::now() >= not_before {
+            while waiting.len() < TOGETHER
+                && let Ok(more) = queue.try_recv()
+            {
+                waiting.push_back(more);
+            }
+            let Some(ledger) = ledger.upgrade() else { return };
+            let batch: Vec<_> = waiting.drain(..together.min(waiting.len())).collect();
+            let source = &*source;
+            sending.push(async move {
+                let sent = batch.len();
+                (sent, send(&ledger, source, batch).await)
+            });
+            continue;
         }
-        let Some(ledger) = ledger.upgrade() else { return };
-        let batch: Vec<_> = waiting.drain(..together.min(waiting.len())).collect();
-        let sent = batch.len();
-        match send(&ledger, &*source, batch).await {
-            Ok(again) => {
-                waiting.extend(again);
-                (pause, together) = (RETRY.0, (together * 2).min(TOGETHER));
-                if CURRENT.contains(&sent) {
-                    drop(ledger);
-                    tokio::time::sleep(GATHER).await;
+        tokio::select! {
+            Some((sent, answer)) = sending.next(), if !sending.is_empty() => match answer {
+                Ok(again) => {
+                    waiting.extend(again);
+                    (pause, together) = (RETRY.0, (together * 2).min(TOGETHER));
+                    if CURRENT.contains(&sent) && sending.is_empty() {
+                        not_before = Instant::now() + GATHER;
+                    }
                 }
-            }
-            Err((_, SourceError::Closed)) => {
-                ledger.closed.store(true, Relaxed);
-                return ledger.settled.notify_waiters();
-            }
-            Err((unsent, error)) => {
-                // Behind the others: whoever can be settled is not kept waiting by those who cannot.
-                waiting.extend(unsent);
-                drop(ledger);
-                together = (sent / 2).max(1);
-                if sent == 1 || !matches!(error, SourceError::Broken(_)) {
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(RETRY.1);
+                Err((_, SourceError::Closed)) => {
+                    if let Some(ledger) = ledger.upgrade() {
+                        ledger.closed.store(true, Relaxed);
+                        ledger.settled.notify_waiters();
+                    }
+                    return;
                 }
+                Err((unsent, error)) => {
+                    // Behind the others: whoever can be settled is not kept waiting by those who cannot.
+                    waiting.extend(unsent);
+                    together = (sent / 2).max(1);
+                    let now = Instant::now();
+                    // Of batches that fail together the first decides.
+                    if now >= not_before && (sent == 1 || !matches!(error, SourceError::Broken(_))) {
+                        not_before = now + pause;
+                        pause = (pause * 2).min(RETRY.1);
+                    }
+                }
+            },
+            count = queue.recv_many(&mut arrived, TOGETHER), if !is_over && waiting.len() < TOGETHER => {
+                is_over = count == 0;
+                waiting.extend(arrived.drain(..));
             }
+            () = tokio::time::sleep_until(not_before), if may_send => {}
         }
     }
 }

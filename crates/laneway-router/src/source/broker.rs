@@ -289,6 +289,10 @@ impl Source for Configured {
         self.broker.kind()
     }
 
+    fn settles_at_once(&self) -> usize {
+        self.open.load().as_ref().map_or(1, |open| open.settles_at_once())
+    }
+
     fn is_open(&self) -> bool {
         self.open.load().as_ref().is_some_and(|open| open.is_open())
     }

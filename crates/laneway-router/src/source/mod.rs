@@ -165,6 +165,11 @@ pub trait Source: Send + Sync + 'static {
         "custom"
     }
 
+    /// How many settlements of many deliveries it can have under way at once. One, where they are written as one; more, where an answer is long on its way.
+    fn settles_at_once(&self) -> usize {
+        1
+    }
+
     /// Whether it has what it needs to answer. One that has to be connected first is not open until then.
     fn is_open(&self) -> bool {
         true

@@ -17,6 +17,7 @@
 //! A receipt names the shelf, the message and the handing-out. One of an older handing-out, of another shelf, or of a message that is gone is stale.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -356,7 +357,7 @@ impl<T: Clone> Shelf<T> {
             self.leases.insert((until, id));
             claimed.push(Delivery {
                 id,
-                receipt: Receipt(format!("{:x}-{id:x}-{turn:x}", self.tag).into()),
+                receipt: receipt(self.tag, id, turn),
                 group: item.group.clone(),
                 text: Arc::clone(&item.text),
                 attempt: item.attempts,
@@ -438,6 +439,14 @@ impl<T: Clone> Shelf<T> {
             self.lanes.remove(key);
         }
     }
+}
+
+/// What [`Shelf::leased`] reads.
+fn receipt(tag: u64, id: DeliveryId, turn: u64) -> Receipt {
+    // As long as it can be, so that it is never moved while it is written.
+    let mut text = String::with_capacity(3 * 16 + 2);
+    write!(text, "{tag:x}-{id:x}-{turn:x}").expect("a text takes everything");
+    Receipt(text.into())
 }
 
 #[cfg(test)]

@@ -43,6 +43,9 @@ const HEARTBEAT: Duration = Duration::from_secs(2);
 /// How long one request for messages lasts.
 const PULL: Duration = Duration::from_secs(30);
 
+/// So many messages are put on the shelf together, at most.
+const CHUNK: usize = 256;
+
 /// What is known of a key, from watching.
 struct Seen {
     revision: u64,
@@ -566,18 +569,29 @@ async fn read(
     shared: Arc<Shared>,
     number: usize,
     consumer: String,
-    mut messages: Messages,
+    messages: Messages,
     interruptions: mpsc::UnboundedSender<Interrupted>,
 ) {
     let name: Arc<str> = consumer.as_str().into();
     let mut expected = 1;
-    while let Some(Ok(message)) = messages.next().await {
-        let Some(arrival) = arrival(&message, &name, number, expected) else { break };
-        expected += 1;
-        if !shared.state().put(number, &name, arrival, expected) {
+    // What has come together is put on the shelf together: a claimer that is woken for each message would find one at a time.
+    let mut chunks = messages.ready_chunks(CHUNK);
+    while let Some(chunk) = chunks.next().await {
+        let came = chunk.len();
+        let mut arrivals = Vec::with_capacity(came);
+        for message in chunk.iter().map_while(|message| message.as_ref().ok()) {
+            let Some(arrival) = arrival(message, &name, number, expected) else { break };
+            expected += 1;
+            arrivals.push(arrival);
+        }
+        let is_whole = arrivals.len() == came;
+        if !shared.state().put(number, &name, arrivals, expected) {
             return;
         }
         shared.arrived.notify_waiters();
+        if !is_whole {
+            break;
+        }
     }
     let _ = interruptions.send((number, consumer));
 }
@@ -593,16 +607,17 @@ fn arrival(
     if info.consumer_sequence != expected || info.delivered != 1 {
         return None;
     }
-    let header = |name: &str| message.headers.as_ref()?.get(name).map(|value| value.as_str().to_owned());
-    let group = header(GROUP).map(|group| Arc::from(&*percent_decode_str(&group).decode_utf8_lossy()));
+    let header = |name: &str| message.headers.as_ref()?.get(name).map(|value| value.as_str());
+    let group = header(GROUP).map(|group| Arc::from(&*percent_decode_str(group).decode_utf8_lossy()));
     let not_before = header(NOT_BEFORE).and_then(|millis| millis.parse().ok()).and_then(from_now);
     Some(Arrival {
         id: info.stream_sequence,
         group,
-        text: message.payload.to_vec().into(),
+        text: Arc::from(&message.payload[..]),
         earlier: 0,
         not_before,
-        handle: Handle { reply: message.reply.clone()?, consumer: Arc::clone(consumer), partition },
+        // A copy: the client's own keeps everything that was read with it from the connection.
+        handle: Handle { reply: message.reply.as_deref()?.into(), consumer: Arc::clone(consumer), partition },
     })
 }
 

@@ -23,7 +23,7 @@
 //!
 //! # What an acknowledgement means
 //!
-//! Every acknowledgement waits for the server's answer. But a server that answers has not written to its disk: with its defaults it does so every two minutes. See
+//! Every acknowledgement waits for the server's answer; those of a batch wait together, at one inbox, and several batches are under way. But a server that answers has not written to its disk: with its defaults it does so every two minutes. See
 //! `docs/guide/brokers.md`.
 
 mod keeper;

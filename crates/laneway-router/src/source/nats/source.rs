@@ -10,9 +10,9 @@ use async_nats::connection;
 use async_nats::header::NATS_MESSAGE_ID;
 use async_nats::jetstream::context::{PublishError, PublishErrorKind};
 use async_nats::jetstream::{self, stream};
-use async_nats::{HeaderMap, Subject};
-use futures_util::FutureExt;
+use async_nats::{HeaderMap, StatusCode, Subject};
 use futures_util::future::{BoxFuture, join_all};
+use futures_util::{FutureExt, StreamExt};
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
@@ -26,6 +26,12 @@ use crate::source::{
 
 /// How long a settlement waits for a partition that is being read anew, so that it can be told.
 const ANEW: Duration = Duration::from_secs(5);
+
+/// So many batches of acknowledgements are under way at once: while the server answers to one it gets the next.
+const AT_ONCE: usize = 4;
+
+/// With fewer acknowledgements than this, each is a request of its own: an inbox for them all has to be subscribed to first.
+const WORTH_AN_INBOX: usize = 4;
 
 /// So much of a reason is written beside what is kept.
 const REASON_BYTES_MAX: usize = 1_024;
@@ -102,6 +108,11 @@ impl State {
     /// Chooses so many partitions to free, those first of which nothing is claimed. Such a one is not ours any more when this comes back; the others give nothing out
     /// until they can be freed too, unless nobody asks for anything anyway.
     pub(super) fn let_go(&mut self, mut owned: Vec<usize>, surplus: usize, drain: bool) -> Vec<usize> {
+        if surplus == 0 {
+            // The usual case, and often asked: the shelf is not looked through for it.
+            self.tenancies.values_mut().for_each(|tenancy| tenancy.draining = false);
+            return Vec::new();
+        }
         self.shelf.expire(Instant::now());
         let claimed: HashSet<usize> = self.shelf.claimed().map(|handle| handle.partition).collect();
         owned.sort_by_key(|number| (claimed.contains(number), *number));
@@ -116,18 +127,21 @@ impl State {
         owned
     }
 
-    /// Puts a message on the shelf. False if the partition is not read by this consumer any more.
+    /// Puts messages on the shelf. False if the partition is not read by this consumer any more.
     pub(super) fn put(
         &mut self,
         number: usize,
         consumer: &Arc<str>,
-        arrival: Arrival<Handle>,
+        arrivals: Vec<Arrival<Handle>>,
         next: u64,
     ) -> bool {
         if self.tenancies.get(&number).is_none_or(|it| it.consumer != *consumer || it.torn) {
             return false;
         }
-        self.shelf.put(arrival, Instant::now());
+        let now = Instant::now();
+        for arrival in arrivals {
+            self.shelf.put(arrival, now);
+        }
         self.sweep(number, next);
         true
     }
@@ -214,8 +228,12 @@ struct Asking<'a>(&'a Shared);
 
 impl<'a> Asking<'a> {
     fn begin(shared: &'a Shared) -> Self {
+        // The keeper is woken by the first who asks, not by each who goes on asking.
+        let is_first = !shared.is_claiming(Instant::now());
         shared.claims.fetch_add(1, SeqCst);
-        shared.wanted.notify_one();
+        if is_first {
+            shared.wanted.notify_one();
+        }
         Asking(shared)
     }
 }
@@ -256,6 +274,20 @@ pub struct Resting {
     pub reason: String,
     /// What was published.
     pub text: Arc<[u8]>,
+}
+
+/// A message whose settlement has begun: its place in the question, itself, and what settles it at the server.
+type Begun = (usize, DeliveryId, Handle);
+
+/// What the server said to an acknowledgement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    Yes,
+    /// The consumer is gone.
+    NoResponders,
+    /// Nothing, in time.
+    Silence,
+    NotAsked,
 }
 
 /// What became of one acknowledgement.
@@ -331,30 +363,34 @@ impl NatsSource {
 
     async fn settle_all(&self, disposals: Vec<(Receipt, Disposal)>) -> Result<Vec<Settled>, SourceError> {
         let mut answers = vec![Settled::Stale; disposals.len()];
-        let mut begun = Vec::new();
+        let (mut done, mut others) = (Vec::new(), Vec::new());
+        let mut came_back = false;
         {
             let now = Instant::now();
             let mut state = self.shared.state();
             for (place, (receipt, disposal)) in disposals.into_iter().enumerate() {
-                match disposal {
-                    Disposal::GiveBack { delay } => {
-                        answers[place] = state.shelf.give_back(&receipt, delay, now);
-                    }
-                    other => {
-                        begun.extend(
-                            state.shelf.begin(&receipt, now).map(|(id, handle)| (place, id, handle, other)),
-                        );
+                if let Disposal::GiveBack { delay } = disposal {
+                    answers[place] = state.shelf.give_back(&receipt, delay, now);
+                    came_back = true;
+                } else if let Some((id, handle)) = state.shelf.begin(&receipt, now) {
+                    match disposal {
+                        Disposal::Done => done.push((place, id, handle)),
+                        other => others.push((place, id, handle, other)),
                     }
                 }
             }
         }
-        self.shared.arrived.notify_waiters();
-        let telling = begun.into_iter().map(|(place, id, handle, disposal)| async move {
+        if came_back {
+            self.shared.arrived.notify_waiters();
+        }
+        let keeping = others.into_iter().map(|(place, id, handle, disposal)| async move {
             (place, id, self.settle_one(id, handle, disposal).await)
         });
+        let (done, kept) = tokio::join!(self.acknowledge_all(done), join_all(keeping));
         let mut failed = None;
-        for (place, id, told) in join_all(telling).await {
-            let mut state = self.shared.state();
+        let now = Instant::now();
+        let mut state = self.shared.state();
+        for (place, id, told) in done.into_iter().chain(kept) {
             match told {
                 Told::Done => {
                     answers[place] = Settled::Settled;
@@ -363,14 +399,75 @@ impl NatsSource {
                 Told::Gone => state.shelf.finish(id),
                 Told::Absent(error) => {
                     // Longer than the ledger waits before it tries again.
-                    state.shelf.fail(id, ANEW * 6, Instant::now());
+                    state.shelf.fail(id, ANEW * 6, now);
                     failed = Some(error);
                 }
             }
         }
+        drop(state);
         match failed {
             Some(error) => Err(SourceError::Unavailable(error)),
             None => Ok(answers),
+        }
+    }
+
+    /// Tells the server that messages are done, and waits for an answer to each: all under way at once, with one inbox and one deadline for all.
+    async fn acknowledge_all(&self, done: Vec<Begun>) -> Vec<(usize, DeliveryId, Told)> {
+        let asked = if done.len() < WORTH_AN_INBOX { Ok(Vec::new()) } else { self.ask_all(&done).await };
+        let mut asked = match asked {
+            Ok(asked) => asked.into_iter(),
+            Err(error) => {
+                let absent = |(place, id, _)| (place, id, Told::Absent(error.clone()));
+                return done.into_iter().map(absent).collect();
+            }
+        };
+        let telling = done.into_iter().map(|(place, id, handle)| {
+            let answer = asked.next().unwrap_or(Answer::NotAsked);
+            async move {
+                let told = match answer {
+                    Answer::Yes => Told::Done,
+                    Answer::Silence => Told::Absent("not acknowledged: no answer in time".to_owned()),
+                    // In the usual way, which also knows what to do without the consumer.
+                    Answer::NoResponders | Answer::NotAsked => self.acknowledge(id, handle).await,
+                };
+                (place, id, told)
+            }
+        });
+        join_all(telling).await
+    }
+
+    /// Sends an acknowledgement for each, and gathers the answers.
+    async fn ask_all(&self, done: &[Begun]) -> Result<Vec<Answer>, String> {
+        let failed = |error: &dyn std::fmt::Display| format!("not acknowledged: {error}");
+        let client = self.shared.client();
+        let inbox = client.new_inbox();
+        let mut answers = vec![Answer::Silence; done.len()];
+        let deadline = Instant::now() + TIMEOUT;
+        let asking = async {
+            let mut came = client.subscribe(format!("{inbox}.*")).await.map_err(|error| failed(&error))?;
+            for (place, (_, _, handle)) in done.iter().enumerate() {
+                let (answer_to, ack) = (format!("{inbox}.{place}"), bytes::Bytes::from_static(b"+ACK"));
+                let sent = client.publish_with_reply(handle.reply.clone(), answer_to, ack).await;
+                sent.map_err(|error| failed(&error))?;
+            }
+            let mut missing = done.len();
+            while missing > 0
+                && let Some(answer) = came.next().await
+            {
+                let place = answer.subject.rsplit('.').next().and_then(|place| place.parse::<usize>().ok());
+                let Some(place) = place.and_then(|place| answers.get_mut(place)) else { continue };
+                missing -= usize::from(*place == Answer::Silence);
+                *place = match answer.status {
+                    Some(StatusCode::NO_RESPONDERS) => Answer::NoResponders,
+                    _ => Answer::Yes,
+                };
+            }
+            Ok(())
+        };
+        match tokio::time::timeout_at(deadline, asking).await {
+            Ok(Err(error)) => Err(error),
+            // Those who have answered have: only the others are tried again.
+            Ok(Ok(())) | Err(_) => Ok(answers),
         }
     }
 
@@ -564,6 +661,10 @@ impl Source for NatsSource {
         disposals: Vec<(Receipt, Disposal)>,
     ) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
         self.settle_all(disposals).boxed()
+    }
+
+    fn settles_at_once(&self) -> usize {
+        AT_ONCE
     }
 
     fn extend(
