@@ -13,8 +13,8 @@ use laneway_servers::{Server, nats};
 
 use super::brokers::Fixture;
 
-/// So many acknowledgements of the plain consumer wait for their answers at once: as many as the router's settlements that travel together.
-const UNDER_WAY: usize = 1_024;
+/// So many acknowledgements of the plain consumer wait for their answers at once: as many as the router's, which has four batches of settlements under way.
+const UNDER_WAY: usize = 4 * 1_024;
 
 /// A server, and what its queues are like.
 pub(super) struct Nats {

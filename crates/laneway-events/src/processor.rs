@@ -151,7 +151,7 @@ impl Cell {
         if let Err(reason) = shared.enter(self) {
             return Err((Refused { event, reason }, None));
         }
-        let mut mail = lock(&self.typed::<E>().mail);
+        let mut mail = lock(&self.typed::<E>().mail.0);
         mail.push_back(event);
         let posted = shared.try_submit(self, Envelope::Event(self.address.slot));
         posted.map_err(|(_, reason, due)| {
@@ -216,7 +216,7 @@ impl Plan {
         let Plan { id, number, place, dispatcher, queue_size, parent } = self;
         let address = Address { number, slot, place: place as u32 };
         let home = Mutex::new(Home::Here(Stack(vec![handler]), VecDeque::new()));
-        let behaviour = Box::new(Typed { home, mail: Mutex::new(VecDeque::new()) });
+        let behaviour = Box::new(Typed { home, mail: Mail(Mutex::new(VecDeque::new())) });
         Arc::new(Cell {
             id,
             number,
@@ -253,9 +253,13 @@ trait Behave: Any + Send + Sync {
 
 struct Typed<E> {
     home: Mutex<Home<E>>,
-    /// Events that were accepted, oldest first: one for each token in the lane that is in nobody's hands.
-    mail: Mutex<VecDeque<E>>,
+    mail: Mail<E>,
 }
+
+/// Events that were accepted, oldest first: one for each token in the lane that is in nobody's hands. On a cache line of its own: whoever posts writes it, and
+/// what stands beside it belongs to the thread that handles.
+#[repr(align(64))]
+struct Mail<E>(Mutex<VecDeque<E>>);
 
 /// Where the handlers are.
 enum Home<E> {
@@ -295,7 +299,7 @@ impl<'a, E: 'static> InHand<'a, E> {
     fn next(&mut self, tokens: impl FnOnce() -> usize) -> E {
         if self.events.is_empty() {
             let tokens = tokens();
-            let mut mail = lock(&self.typed.mail);
+            let mut mail = lock(&self.typed.mail.0);
             match tokens == mail.len() {
                 true => std::mem::swap(&mut self.events, &mut *mail),
                 false => self.events.extend(mail.drain(..tokens)),
@@ -306,7 +310,7 @@ impl<'a, E: 'static> InHand<'a, E> {
 
     /// Puts back what the turn did not come to. True if the mail is empty, and then without memory.
     fn return_events(&mut self) -> bool {
-        let mut mail = lock(&self.typed.mail);
+        let mut mail = lock(&self.typed.mail.0);
         while let Some(event) = self.events.pop_back() {
             mail.push_front(event);
         }
@@ -441,7 +445,7 @@ impl<E: Send + 'static> Behave for Typed<E> {
     }
 
     fn give_back(&self) -> Option<Box<dyn Any + Send>> {
-        lock(&self.mail).pop_front().map(|event| Box::new(event) as Box<dyn Any + Send>)
+        lock(&self.mail.0).pop_front().map(|event| Box::new(event) as Box<dyn Any + Send>)
     }
 
     fn event_type(&self) -> TypeId {
