@@ -11,7 +11,7 @@ use laneway_router::source::broker::Broker;
 use laneway_router::source::nats::Settings;
 use laneway_servers::{Server, nats};
 
-use super::brokers::Fixture;
+use super::brokers::{Consuming, Fixture};
 
 /// So many acknowledgements of the plain consumer wait for their answers at once: as many as the router's, which has four batches of settlements under way.
 const UNDER_WAY: usize = 4 * 1_024;
@@ -47,7 +47,7 @@ impl Fixture for Nats {
         Arc::new(self.settings(queue, queues))
     }
 
-    fn consume(&self, queue: usize, queues: usize, count: u64) -> BoxFuture<'_, Result<()>> {
+    fn connect(&self, queue: usize, queues: usize, count: u64) -> BoxFuture<'_, Result<Consuming<'_>>> {
         let settings = self.settings(queue, queues);
         Box::pin(async move {
             let context = async_nats::jetstream::new(async_nats::connect(&settings.url).await?);
@@ -60,20 +60,26 @@ impl Fixture for Nats {
                 ..Config::default()
             };
             let consumer: PullConsumer = stream.create_consumer(config).await?;
-            let messages = consumer.stream().max_messages_per_batch(window).messages().await?;
-            let client = context.client();
-            // As the router does: an acknowledgement is one when the server has answered to it, and many are under way. A request, because the
-            // client's own `double_ack` subscribes to an inbox for each, which is slower.
-            let acknowledging = messages.take(count as usize).map(|message| {
-                let client = client.clone();
-                async move {
-                    let reply = message?.reply.clone().context("a message of a stream has a reply")?;
-                    client.request(reply, "+ACK".into()).await.context("an acknowledgement was not answered")
-                }
-            });
-            let answered: Vec<_> = acknowledging.buffer_unordered(UNDER_WAY).try_collect().await?;
-            ensure!(answered.len() as u64 == count, "{} of {count} came", answered.len());
-            Ok(())
+            let consuming = async move {
+                let messages = consumer.stream().max_messages_per_batch(window).messages().await?;
+                let client = context.client();
+                // As the router does: an acknowledgement is one when the server has answered to it, and many are under way. A request, because the
+                // client's own `double_ack` subscribes to an inbox for each, which is slower.
+                let acknowledging = messages.take(count as usize).map(|message| {
+                    let client = client.clone();
+                    async move {
+                        let reply = message?.reply.clone().context("a message of a stream has a reply")?;
+                        client
+                            .request(reply, "+ACK".into())
+                            .await
+                            .context("an acknowledgement was not answered")
+                    }
+                });
+                let answered: Vec<_> = acknowledging.buffer_unordered(UNDER_WAY).try_collect().await?;
+                ensure!(answered.len() as u64 == count, "{} of {count} came", answered.len());
+                Ok(())
+            };
+            Ok(Box::pin(consuming) as Consuming<'_>)
         })
     }
 }

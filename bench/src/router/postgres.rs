@@ -10,7 +10,7 @@ use laneway_servers::{Server, postgres};
 use sqlx::Row;
 use sqlx::postgres::PgPoolOptions;
 
-use super::brokers::Fixture;
+use super::brokers::{Consuming, Fixture};
 
 /// So many messages the plain consumer reads and deletes at once.
 const BATCH: i32 = 512;
@@ -35,21 +35,28 @@ impl Fixture for Postgres {
     }
 
     /// By pgmq's own functions, without groups: a batch is read, and the batch is deleted.
-    fn consume(&self, queue: usize, _queues: usize, count: u64) -> BoxFuture<'_, Result<()>> {
+    fn connect(&self, queue: usize, _queues: usize, count: u64) -> BoxFuture<'_, Result<Consuming<'_>>> {
         Box::pin(async move {
             let pool = PgPoolOptions::new().max_connections(1).connect(&self.url).await?;
-            let name = format!("queue_{queue}");
-            let mut left = count;
-            while left > 0 {
-                let read = sqlx::query("SELECT msg_id, message::text FROM pgmq.read($1, 30, $2)");
-                let rows = read.bind(&name).bind(BATCH).fetch_all(&pool).await?;
-                ensure!(!rows.is_empty(), "{left} messages are missing");
-                let numbers: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
-                left -= numbers.len() as u64;
-                sqlx::query("SELECT pgmq.delete($1, $2)").bind(&name).bind(numbers).execute(&pool).await?;
-            }
-            pool.close().await;
-            Ok(())
+            let consuming = async move {
+                let name = format!("queue_{queue}");
+                let mut left = count;
+                while left > 0 {
+                    let read = sqlx::query("SELECT msg_id, message::text FROM pgmq.read($1, 30, $2)");
+                    let rows = read.bind(&name).bind(BATCH).fetch_all(&pool).await?;
+                    ensure!(!rows.is_empty(), "{left} messages are missing");
+                    let numbers: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
+                    left -= numbers.len() as u64;
+                    sqlx::query("SELECT pgmq.delete($1, $2)")
+                        .bind(&name)
+                        .bind(numbers)
+                        .execute(&pool)
+                        .await?;
+                }
+                pool.close().await;
+                Ok(())
+            };
+            Ok(Box::pin(consuming) as Consuming<'_>)
         })
     }
 }

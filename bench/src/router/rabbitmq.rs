@@ -10,6 +10,7 @@ use laneway_router::source::rabbitmq::{GROUP_HEADER, Settings};
 use laneway_router::source::sink::Outgoing;
 use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions};
 use lapin::types::FieldTable;
+use lapin::uri::AMQPUri;
 use lapin::{Connection, ConnectionProperties};
 
 use super::brokers::{Consuming, Fixture};
@@ -49,7 +50,10 @@ impl Fixture for Rabbit {
     fn connect(&self, queue: usize, _queues: usize, count: u64) -> BoxFuture<'_, Result<Consuming<'_>>> {
         let settings = self.settings(queue);
         Box::pin(async move {
-            let connection = Connection::connect(&self.url, ConnectionProperties::default()).await?;
+            // Frames as the router's, and so buffers as the router's.
+            let mut uri: AMQPUri = self.url.parse().map_err(|error| anyhow::anyhow!("{error}"))?;
+            uri.query.frame_max = Some(16_384);
+            let connection = Connection::connect_uri(uri, ConnectionProperties::default()).await?;
             let consuming = async move {
                 let channel = connection.create_channel().await?;
                 channel.basic_qos(settings.prefetch, BasicQosOptions::default()).await?;
@@ -67,9 +71,5 @@ impl Fixture for Rabbit {
             };
             Ok(Box::pin(consuming) as Consuming<'_>)
         })
-    }
-
-    fn consume(&self, queue: usize, queues: usize, count: u64) -> BoxFuture<'_, Result<()>> {
-        Box::pin(async move { self.connect(queue, queues, count).await?.await })
     }
 }

@@ -394,9 +394,10 @@ impl Events {
         let _ = scheduler.recv_timeout(shared.stop_grace);
         let engine = self.engine.take().expect("taken apart once");
         let report = engine.shutdown(drain);
-        for cell in shared.registry.take_all() {
+        let cells = shared.registry.take_all();
+        for cell in &cells {
             let _ = cell.gate.close();
-            shared.dismiss(&cell);
+            shared.dismiss(cell);
         }
         shared.channels.clear();
         let given_back = |message: laneway::Message<Address, Option<Envelope>>| match message.body {
@@ -406,7 +407,10 @@ impl Events {
             }
             _ => None,
         };
-        let returned = report.returned.into_iter().filter_map(given_back).collect();
+        // From the last to the first: a thread that comes back late may have put something before them.
+        let mut returned: Vec<_> = report.returned.into_iter().rev().filter_map(given_back).collect();
+        returned.reverse();
+        cells.iter().for_each(|cell| cell.clear_mail());
         shared.slots.clear();
         ShutdownReport { account: report.account, returned, still_running: report.still_running }
     }

@@ -160,9 +160,14 @@ impl Cell {
         })
     }
 
-    /// The next event of the mail, for whoever gives back what will not be handled.
+    /// The newest event of the mail, for whoever gives back what will not be handled.
     pub(crate) fn give_back(&self) -> Option<Box<dyn Any + Send>> {
         self.behaviour.give_back()
+    }
+
+    /// Lets go of whatever is still in the mail.
+    pub(crate) fn clear_mail(&self) {
+        self.behaviour.clear_mail();
     }
 
     /// The part that knows the type of its events.
@@ -247,6 +252,7 @@ trait Behave: Any + Send + Sync {
     /// No handler will be called any more, except to be told so.
     fn retire(&self);
     fn give_back(&self) -> Option<Box<dyn Any + Send>>;
+    fn clear_mail(&self);
     fn event_type(&self) -> TypeId;
     fn event_type_name(&self) -> &'static str;
 }
@@ -324,14 +330,15 @@ impl<'a, E: 'static> InHand<'a, E> {
 impl<E: 'static> Drop for InHand<'_, E> {
     fn drop(&mut self) {
         let Some(stack) = self.stack.take() else { return };
-        let idle = self.return_events();
-        let buffer = if idle { VecDeque::new() } else { std::mem::take(&mut self.events) };
         let mut at_home = lock(&self.typed.home);
         if matches!(*at_home, Home::Out) {
+            let idle = self.return_events();
+            let buffer = if idle { VecDeque::new() } else { std::mem::take(&mut self.events) };
             *at_home = Home::Here(stack, buffer);
             return;
         }
         drop(at_home);
+        // The shutdown did not wait for this thread any longer: what it still has goes with it.
         dismiss(stack);
     }
 }
@@ -344,7 +351,7 @@ fn dismiss<E: 'static>(mut stack: Stack<E>) {
 }
 
 /// An envelope, opened.
-enum Task<E> {
+enum Opened<E> {
     Event(E),
     Change(Change<E>),
     Start,
@@ -352,31 +359,31 @@ enum Task<E> {
 
 impl<E: Send + 'static> InHand<'_, E> {
     /// Opens an envelope of this processor.
-    fn open(&mut self, envelope: Envelope, turn: &Messages<'_, '_, Address, Option<Envelope>>) -> Task<E> {
+    fn open(&mut self, envelope: Envelope, turn: &Messages<'_, '_, Address, Option<Envelope>>) -> Opened<E> {
         match envelope {
-            Envelope::Event(slot) => Task::Event(self.next(|| {
+            Envelope::Event(slot) => Opened::Event(self.next(|| {
                 let is_ours =
                     |body: &&Option<Envelope>| matches!(body, Some(Envelope::Event(other)) if *other == slot);
                 1 + turn.rest().take_while(is_ours).count()
             })),
-            Envelope::Change(_, change) => Task::Change(*change.downcast().expect("requested by its type")),
-            Envelope::Start(_) => Task::Start,
+            Envelope::Change(_, change) => Opened::Change(*change.downcast().expect("requested by its type")),
+            Envelope::Start(_) => Opened::Start,
         }
     }
 }
 
 impl<E: Send + 'static> Stack<E> {
     /// Lets the topmost handler do what is due, and makes the changes that it wants.
-    fn handle(&mut self, cell: &Arc<Cell>, events: &Handle, thread: usize, due: Task<E>) -> Handled<E> {
+    fn handle(&mut self, cell: &Arc<Cell>, events: &Handle, thread: usize, due: Opened<E>) -> Handled<E> {
         let mut context = Context { events, cell, thread, depth: self.0.len(), changes: Vec::new() };
         let top = self.0.last_mut().expect("there is always one");
         let handled = match due {
-            Task::Event(event) => top.handle(&mut context, event),
-            Task::Change(change) => {
+            Opened::Event(event) => top.handle(&mut context, event),
+            Opened::Change(change) => {
                 context.changes.push(change);
                 Handled::Done
             }
-            Task::Start => {
+            Opened::Start => {
                 top.started(&mut context);
                 Handled::Done
             }
@@ -417,7 +424,7 @@ impl<E: Send + 'static> Behave for Typed<E> {
             let due = hand.open(envelope, turn);
             if cell.discarding.load(Ordering::Acquire) {
                 // The time to drain is over: the event is put where the stop finds it.
-                if let Task::Event(event) = due {
+                if let Opened::Event(event) = due {
                     lock(&cell.returned).push(Box::new(event));
                 }
                 continue;
@@ -445,7 +452,13 @@ impl<E: Send + 'static> Behave for Typed<E> {
     }
 
     fn give_back(&self) -> Option<Box<dyn Any + Send>> {
-        lock(&self.mail.0).pop_front().map(|event| Box::new(event) as Box<dyn Any + Send>)
+        lock(&self.mail.0).pop_back().map(|event| Box::new(event) as Box<dyn Any + Send>)
+    }
+
+    fn clear_mail(&self) {
+        // Events are dropped when the lock is let go of.
+        let left = std::mem::take(&mut *lock(&self.mail.0));
+        drop(left);
     }
 
     fn event_type(&self) -> TypeId {

@@ -9,7 +9,7 @@ use std::{
         mpsc::{Sender, channel},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use laneway_events::{
@@ -118,6 +118,30 @@ fn a_handler_that_does_not_come_back_is_reported() {
     let report = events.shutdown(Duration::ZERO);
     assert_eq!(report.still_running, 1);
     porter.open();
+}
+
+#[test]
+fn a_handler_that_comes_back_after_the_shutdown_leaves_nothing_behind() {
+    let config = EventsConfig { stop_grace: Duration::from_millis(10), ..EventsConfig::default() };
+    let events = Events::start(config).unwrap();
+    let (gate, porter) = door();
+    let held = Arc::new(());
+    let processor = events.processor("p").handle(move |_, _: (u32, Arc<()>)| gate.pass()).unwrap();
+    (0..4).for_each(|number| processor.post((number, held.clone())).unwrap());
+    porter.wait_for_arrival();
+    let report = events.shutdown(Duration::ZERO);
+    assert_eq!(report.still_running, 1);
+    let number = |event: &(dyn std::any::Any + Send)| event.downcast_ref::<(u32, Arc<()>)>().unwrap().0;
+    let returned: Vec<u32> = report.returned.iter().map(|returned| number(&*returned.event)).collect();
+    assert_eq!(returned, [1, 2, 3]);
+    drop(report);
+    porter.open();
+    let deadline = Instant::now() + DEADLINE;
+    while Arc::strong_count(&held) > 1 {
+        assert!(Instant::now() < deadline, "an event is still kept, although its processor is gone");
+        std::thread::yield_now();
+    }
+    drop(processor);
 }
 
 #[test]

@@ -9,6 +9,8 @@ use tokio::time::{Instant, sleep_until};
 
 use super::Shared;
 use super::hand::{Held, Stage};
+use super::settle::HAND_BACK_DELAY;
+use crate::handler::Task;
 use crate::store::{self, TaskRows};
 
 /// Looks after dead workers once in so many signs of life; one living worker is enough for all dead ones.
@@ -51,8 +53,9 @@ async fn once(shared: &Shared, beats: u32) -> Result<(), crate::error::FlowError
         // It was away for so long that its row was pruned.
         None => shared.register(&shared.control).await?,
     }
-    let kept = let_go(shared).await?;
+    let (kept, back) = let_go(shared);
     extend(shared, kept).await?;
+    hand_back(shared, &back).await?;
     if beats.is_multiple_of(RESCUE_EVERY) {
         let rescued = store::rescue(&shared.control, shared.settings.dead_after_seconds).await?;
         if rescued > 0 {
@@ -63,8 +66,9 @@ async fn once(shared: &Shared, beats: u32) -> Result<(), crate::error::FlowError
 }
 
 /// Lets go of what has been in hand for longer than its timeout and the grace: a handler that blocks its thread has not heard its timeout, and would
-/// keep its task, and those that wait behind it, for ever. What has not begun is handed back; what has is found stalled. The answer is the rest.
-async fn let_go(shared: &Shared) -> Result<Vec<Held>, crate::error::FlowError> {
+/// keep its task, and those that wait behind it, for ever. What has not begun is handed back; what has is found stalled. The answer is the rest, and what is
+/// to be handed back.
+fn let_go(shared: &Shared) -> (Vec<Held>, Vec<Arc<Task>>) {
     let grace = shared.settings.overdue_seconds;
     let (mut kept, mut back) = (Vec::new(), Vec::new());
     for held in shared.hand.all() {
@@ -82,9 +86,14 @@ async fn let_go(shared: &Shared) -> Result<Vec<Held>, crate::error::FlowError> {
             }
         }
     }
+    (kept, back)
+}
+
+/// Hands back, for a moment later: this worker, which has not got on with them, would be the first to read them again.
+async fn hand_back(shared: &Shared, back: &[Arc<Task>]) -> Result<(), crate::error::FlowError> {
     let rows: TaskRows = back.iter().map(|task| &**task).collect();
-    store::release_tasks(&shared.control, &rows, 0).await?;
-    Ok(kept)
+    store::release_tasks(&shared.control, &rows, HAND_BACK_DELAY).await?;
+    Ok(())
 }
 
 fn overdue(held: &Held, stage: Stage, timeout: u32, grace: u32) -> String {

@@ -22,7 +22,7 @@ use crate::store::{self, Completed, Failed, TaskRows};
 const BATCH_MAX: usize = 512;
 
 /// For how many seconds nobody sees a task that we could not do: until a worker that can has had its turn.
-const UNKNOWN_DELAY: i32 = 5;
+pub(crate) const HAND_BACK_DELAY: i32 = 5;
 
 /// What came of a task.
 pub(super) enum Settlement {
@@ -103,7 +103,8 @@ async fn complete(shared: &Shared, completions: Vec<Completion>, failures: &mut 
     };
     match answer {
         Ok(outcomes) => {
-            let mut left = Vec::with_capacity(completions.len());
+            let is_alone = completions.len() == 1;
+            let (mut left, mut again) = (Vec::with_capacity(completions.len()), Vec::new());
             for (it, outcome) in completions.into_iter().zip(outcomes) {
                 let counters = &shared.hand.counters;
                 match outcome {
@@ -112,6 +113,11 @@ async fn complete(shared: &Shared, completions: Vec<Completion>, failures: &mut 
                     Completed::TooLarge => {
                         let failure = too_large(&it.output);
                         failures.push(Failing { ticket: it.ticket, task: it.task, failure });
+                        continue;
+                    }
+                    // Refused outputs before it may have counted against it: by itself it may fit.
+                    Completed::RunTooLarge if !is_alone => {
+                        again.push(it);
                         continue;
                     }
                     Completed::RunTooLarge => {
@@ -123,6 +129,9 @@ async fn complete(shared: &Shared, completions: Vec<Completion>, failures: &mut 
                 left.push(it.ticket);
             }
             shared.hand.remove(left);
+            for it in again {
+                Box::pin(complete(shared, vec![it], failures)).await;
+            }
         }
         // One of them is at fault, and the others must not suffer: each gets a call of its own.
         Err(_) if completions.len() > 1 => {
@@ -190,7 +199,7 @@ async fn hand_back(shared: &Shared, strangers: Vec<(u64, Arc<Task>)>) {
     let rows: TaskRows = strangers.iter().map(|(_, task)| &**task).collect();
     let mut patience = Patience::new(shared, "handed back");
     let answer = loop {
-        match store::release_tasks(&shared.control, &rows, UNKNOWN_DELAY).await {
+        match store::release_tasks(&shared.control, &rows, HAND_BACK_DELAY).await {
             Err(error) if error.is_transient() => patience.after(&error).await,
             answer => break answer,
         }

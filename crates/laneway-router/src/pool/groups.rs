@@ -143,6 +143,10 @@ impl Groups {
         let Some(group) = shard.groups.get_mut(key) else { return };
         shard.active -= usize::from(group.depth == 1);
         group.depth = group.depth.saturating_sub(1);
+        if group.depth == 0 {
+            // Left behind by an attempt that was dropped half way.
+            shard.running.remove(key);
+        }
         if !group.is_needed(Instant::now()) {
             shard.groups.remove(key);
         }
@@ -318,7 +322,10 @@ mod tests {
         [key("a"), key("a"), key("b")].iter().for_each(|key| groups.leave(key));
         assert_eq!(groups.count(), 0);
         assert!(
-            groups.shards.iter().all(|shard| shard.lock().unwrap().groups.is_empty()),
+            groups.shards.iter().all(|shard| {
+                let shard = shard.lock().unwrap();
+                shard.groups.is_empty() && shard.running.is_empty() && shard.active == 0
+            }),
             "no trace is left"
         );
     }

@@ -45,6 +45,10 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
+/// So many arrivals of a broker that pushes are put on the shelf at once, at most.
+#[cfg(any(feature = "rabbitmq", feature = "activemq", feature = "nats"))]
+const ARRIVALS_AT_ONCE: usize = 256;
+
 /// One handing-out of a message.
 #[derive(Clone)]
 pub struct Delivery {

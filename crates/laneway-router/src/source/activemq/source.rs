@@ -13,8 +13,9 @@ use tokio::time::timeout;
 
 use super::stomp::{Failure, Frame, Receiver, Sender};
 use super::{BROKERS_GROUP_HEADER, NOT_BEFORE_HEADER, REASON_HEADER, Settings, destination, send_frame};
+use crate::source::ARRIVALS_AT_ONCE;
 use crate::source::pushed::{
-    ANSWER, Acknowledged, Arrival, Copied, GULP, Memory, Pushed, brief, fingerprint, instant,
+    ANSWER, Acknowledged, Arrival, Copied, Memory, Pushed, brief, fingerprint, instant,
 };
 use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
 
@@ -245,7 +246,7 @@ async fn read(inner: &Inner, epoch: u64, sender: &Sender, receiver: &mut Receive
             () = inner.pushed.until_closed() => return Ok(()),
         };
         let mut arrivals = vec![arrival(&inner.settings, epoch, first)];
-        while arrivals.len() < GULP
+        while arrivals.len() < ARRIVALS_AT_ONCE
             && let Some(more) = receiver.message_now()
         {
             arrivals.push(arrival(&inner.settings, epoch, more));

@@ -32,6 +32,7 @@ use tokio::time::Instant;
 
 use super::source::{Handle, Shared, State};
 use super::{Failure, GROUP, NOT_BEFORE};
+use crate::source::ARRIVALS_AT_ONCE;
 use crate::source::shelf::Arrival;
 
 /// The server never takes a message back by itself: the lease of its partition decides. This is as good as never.
@@ -42,9 +43,6 @@ const HEARTBEAT: Duration = Duration::from_secs(2);
 
 /// How long one request for messages lasts.
 const PULL: Duration = Duration::from_secs(30);
-
-/// So many messages are put on the shelf together, at most.
-const CHUNK: usize = 256;
 
 /// What is known of a key, from watching.
 struct Seen {
@@ -575,7 +573,7 @@ async fn read(
     let name: Arc<str> = consumer.as_str().into();
     let mut expected = 1;
     // What has come together is put on the shelf together: a claimer that is woken for each message would find one at a time.
-    let mut chunks = messages.ready_chunks(CHUNK);
+    let mut chunks = messages.ready_chunks(ARRIVALS_AT_ONCE);
     while let Some(chunk) = chunks.next().await {
         let came = chunk.len();
         let mut arrivals = Vec::with_capacity(came);

@@ -228,10 +228,11 @@ struct Asking<'a>(&'a Shared);
 
 impl<'a> Asking<'a> {
     fn begin(shared: &'a Shared) -> Self {
-        // The keeper is woken by the first who asks, not by each who goes on asking.
-        let is_first = !shared.is_claiming(Instant::now());
-        shared.claims.fetch_add(1, SeqCst);
-        if is_first {
+        // The keeper is woken by the first who asks, not by each who goes on asking. Counted before it is looked at: a keeper that looks meanwhile sees it.
+        let others = shared.claims.fetch_add(1, SeqCst);
+        let asked = *shared.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let just_asked = asked.is_some_and(|asked| asked.elapsed() < shared.settings.release_after / 2);
+        if others == 0 && !just_asked {
             shared.wanted.notify_one();
         }
         Asking(shared)

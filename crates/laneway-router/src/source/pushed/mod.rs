@@ -36,9 +36,6 @@ use shelf::Shelf;
 /// No question to a broker may take longer.
 pub(crate) const ANSWER: Duration = Duration::from_secs(15);
 
-/// So many arrivals are put on the shelf at once, at most.
-pub(crate) const GULP: usize = 256;
-
 /// A connection that has lasted for so long was good; the next failure is the first again.
 const LASTING: Duration = Duration::from_secs(10);
 

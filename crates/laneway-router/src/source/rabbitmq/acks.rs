@@ -4,7 +4,7 @@
 //! costs it, and its log, as much as that of a single one. It is only true of a message before which none is left; and it must name one that is still
 //! unacknowledged, or the broker closes the channel.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use lapin::Channel;
 use lapin::options::BasicAckOptions;
@@ -43,27 +43,37 @@ impl Acks {
 struct Told {
     /// Everything up to this one.
     prefix: u64,
-    /// And these.
-    beyond: BTreeSet<u64>,
+    /// And these: from the first to the last of each row. Rows and not numbers: what passes by a message that stays for long must leave nothing behind.
+    beyond: BTreeMap<u64, u64>,
 }
 
 impl Told {
     /// The acknowledgements to be sent, in this order; those that are true for everything before are marked.
     fn tell(&mut self, numbers: &[u64]) -> Vec<(u64, bool)> {
-        self.beyond.extend(numbers);
-        while self.beyond.first() == Some(&(self.prefix + 1)) {
-            self.beyond.pop_first();
-            self.prefix += 1;
+        numbers.iter().for_each(|number| self.note(*number));
+        if let Some(last) = self.beyond.remove(&(self.prefix + 1)) {
+            self.prefix = last;
         }
         let (within, alone): (Vec<u64>, Vec<u64>) =
             numbers.iter().partition(|number| **number <= self.prefix);
         let all = within.iter().max().map(|last| (*last, within.len() > 1));
         all.into_iter().chain(alone.into_iter().map(|number| (number, false))).collect()
     }
+
+    /// Lengthens the row before it, the row behind it, or makes one of both.
+    fn note(&mut self, number: u64) {
+        let last = self.beyond.remove(&(number + 1)).unwrap_or(number);
+        match self.beyond.range_mut(..number).next_back() {
+            Some((_, end)) if *end + 1 == number => *end = last,
+            _ => drop(self.beyond.insert(number, last)),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -75,6 +85,17 @@ mod tests {
         assert_eq!(told.tell(&[9, 8, 7, 11]), [(9, true), (11, false)]);
         assert_eq!((told.prefix, told.beyond.len()), (9, 1));
         assert!(told.tell(&[]).is_empty());
+    }
+
+    #[test]
+    fn what_passes_by_a_message_that_stays_leaves_nothing_behind() {
+        let mut told = Told::default();
+        for number in 2..=100_000 {
+            assert_eq!(told.tell(&[number]), [(number, false)]);
+            assert_eq!(told.beyond.len(), 1);
+        }
+        assert_eq!(told.tell(&[1]), [(1, false)]);
+        assert_eq!((told.prefix, told.beyond.len()), (100_000, 0));
     }
 
     /// The broker's side: what is outstanding, and what it makes of each word.

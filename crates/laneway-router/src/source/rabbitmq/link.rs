@@ -86,9 +86,14 @@ pub(super) async fn all_sent<T>(
     Ok(outputs)
 }
 
-/// Connects.
-pub(super) async fn connect(settings: &Settings, role: &str) -> Result<Connection, SourceError> {
-    let uri = settings.uri().map_err(SourceError::Broken)?;
+/// Connects. Frames are as large as the URL says, else as said here, else as the broker has them.
+pub(super) async fn connect(
+    settings: &Settings,
+    role: &str,
+    frame_bytes_max: Option<u32>,
+) -> Result<Connection, SourceError> {
+    let mut uri = settings.uri().map_err(SourceError::Broken)?;
+    uri.query.frame_max = uri.query.frame_max.or(frame_bytes_max);
     let properties = ConnectionProperties::default()
         .with_connection_name(format!("laneway {role} {}", settings.queue).into());
     answer(settings, "connect", Connection::connect_uri(uri, properties)).await
@@ -241,7 +246,7 @@ impl Publisher {
             return Ok(Arc::clone(link));
         }
         *link = None;
-        let connection = connect(&self.settings, "publisher").await?;
+        let connection = connect(&self.settings, "publisher", None).await?;
         let channel = answer(&self.settings, "open a channel", connection.create_channel()).await?;
         let confirm = channel.confirm_select(ConfirmSelectOptions::default());
         answer(&self.settings, "confirm", confirm).await?;
@@ -299,7 +304,7 @@ impl Publisher {
 
 /// What an examination finds. Everything is asked passively: nothing is made.
 pub(super) async fn examine(settings: &Settings, examination: &Examination) -> Vec<Finding> {
-    let connection = match connect(settings, "doctor").await {
+    let connection = match connect(settings, "doctor", None).await {
         Ok(connection) => connection,
         Err(error) => {
             return vec![Finding::error(error.to_string(), "see that RabbitMQ runs there and mend `url`")];

@@ -51,8 +51,8 @@ use crate::message::{NAME_BYTES_MAX, Secret};
 /// As many partitions as a queue may have.
 const PARTITIONS_MAX: usize = 256;
 
-/// As large as a frame may be, unless the URL says otherwise. The client has room for 32 of them in each direction, per connection, whatever it carries: with the broker's
-/// 128 KiB that would be 8 MiB for each queue. What is larger goes in several frames.
+/// As large as a frame of a connection that reads may be, unless the URL says otherwise. The client has room for 32 of them in each direction, whatever it carries: with the
+/// broker's 128 KiB that would be 8 MiB for each queue. A larger body comes in several frames. Whoever publishes has the broker's limit: headers go in one frame.
 const FRAME_BYTES_MAX: u32 = 16_384;
 
 /// In which header the group is, unless the settings say otherwise.
@@ -135,7 +135,6 @@ impl Settings {
 
     fn uri(&self) -> Result<AMQPUri, String> {
         let mut uri: AMQPUri = self.url.expose().parse()?;
-        uri.query.frame_max = uri.query.frame_max.or(Some(FRAME_BYTES_MAX));
         uri.query.heartbeat = Some(self.heartbeat.as_secs().clamp(1, 3_600) as u16);
         Ok(uri)
     }

@@ -20,9 +20,10 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::acks::Acks;
 use super::link::{Publisher, To, answer, connect, look_at, prepare};
 use super::{NOT_BEFORE_HEADER, REASON_HEADER, Settings};
+use crate::source::ARRIVALS_AT_ONCE;
 use crate::source::broker::Role;
 use crate::source::pushed::{
-    ANSWER, Acknowledged, Arrival, Copied, GULP, LetGo, Memory, Pushed, brief, fingerprint, instant,
+    ANSWER, Acknowledged, Arrival, Copied, LetGo, Memory, Pushed, brief, fingerprint, instant,
 };
 use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
 
@@ -225,7 +226,7 @@ fn with_reason(copied: &Copied<Tag>, reason: &str) -> BasicProperties {
 /// One connection, from its beginning to its end. No error means that the source was closed.
 async fn hold(inner: &Arc<Inner>) -> Result<(), SourceError> {
     let opening = async {
-        let connection = connect(&inner.settings, "source").await?;
+        let connection = connect(&inner.settings, "source", Some(super::FRAME_BYTES_MAX)).await?;
         prepare(&inner.settings, &connection, Role::Source).await?;
         Ok::<_, SourceError>(connection)
     };
@@ -411,7 +412,7 @@ impl Reader {
         let (mut error, mut is_over) = (None, false);
         while !is_over && let Some(first) = self.consumer.next().await {
             let mut came = vec![first];
-            while came.len() < GULP
+            while came.len() < ARRIVALS_AT_ONCE
                 && !is_over
                 && let Some(more) = self.consumer.next().now_or_never()
             {
