@@ -107,8 +107,14 @@ impl Server {
     /// Ends it without a warning, as a power cut would.
     pub fn kill(&mut self) -> Result<()> {
         let Some(mut child) = self.child.take() else { return Ok(()) };
+        let orphans = children_of(child.id());
         child.kill()?;
         child.wait()?;
+        // Its own children find out by themselves. Until they have, some servers (Postgres) do not start again on the same data.
+        let deadline = Instant::now() + FAREWELL;
+        while orphans.iter().any(|id| parent_of(*id).is_some()) && Instant::now() < deadline {
+            thread::sleep(POLL);
+        }
         Ok(())
     }
 
@@ -252,4 +258,20 @@ fn spawn(command: Command) -> Result<Child> {
     let (answer, outcome) = mpsc::channel();
     keeper.lock().expect("nothing panics under it").send((command, answer)).context("the keeper is gone")?;
     outcome.recv().context("the keeper is gone")?.with_context(|| format!("cannot start {shown:?}"))
+}
+
+/// The process that started another one, while that runs.
+fn parent_of(id: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+    // The name, in brackets, may contain anything; behind it come the state and the parent.
+    let mut fields = stat.rsplit(')').next()?.split_whitespace();
+    let state = fields.next()?;
+    fields.next().filter(|_| state != "Z")?.parse().ok()
+}
+
+/// The processes that one has started and that run.
+fn children_of(id: u32) -> Vec<u32> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let ids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    ids.filter(|child| parent_of(*child) == Some(id)).collect()
 }
