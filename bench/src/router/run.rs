@@ -387,7 +387,7 @@ async fn dashboard(spec: &Spec) -> Result<Outcome> {
     let service = Service::start(Config::load(&layering)?).await?;
     service.router().pause_pool(DEFAULT_POOL)?;
     let queue = service.queue("default").context("the default queue")?;
-    let messages = spec.messages.unwrap_or(1_500_000);
+    let messages = spec.messages.unwrap_or(2_500_000);
     for from in (0..messages).step_by(1_000) {
         let batch = (from..messages.min(from + 1_000)).map(|number| {
             let group = number % GROUPS as u64;
