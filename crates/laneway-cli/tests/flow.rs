@@ -127,7 +127,6 @@ fn a_flow_of_commands_from_its_file_to_its_end() {
     let deadline = Instant::now() + Duration::from_secs(60);
     while shell.json(&["flow", "watch", &run, "--once"])[0]["steps"][2]["status"] != "started" {
         assert!(Instant::now() < deadline, "{}", shell.ends(&["flow", "watch", &run, "--once"], 0));
-        std::thread::sleep(Duration::from_millis(50)); // paced: another process works
     }
     let seen = shell.ends(&["flow", "watch", &run, "--once"], 0);
     assert!(seen.contains(&format!("flow complete {run} sign JSON")), "{seen}");
@@ -148,12 +147,10 @@ fn a_flow_of_commands_from_its_file_to_its_end() {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !shell.json(&["flow", "list"]).iter().any(|flow| flow["slug"] == "again") {
         assert!(Instant::now() < deadline, "the worker makes its flow");
-        std::thread::sleep(Duration::from_millis(50)); // paced: another process works
     }
     let run = shell.ends(&["flow", "start", "again"], 0).trim().to_owned();
     while !shell.ends(&["flow", "watch", &run, "--once"], 0).contains("only is tried again after this: ") {
         assert!(Instant::now() < deadline, "{}", shell.ends(&["flow", "watch", &run, "--once"], 0));
-        std::thread::sleep(Duration::from_millis(50)); // paced: another process works
     }
     shell.ends(&["flow", "cancel", &run], 0);
     assert!(shell.json(&["flow", "workers"]).iter().all(|worker| worker["alive"] == true));

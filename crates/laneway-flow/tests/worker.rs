@@ -518,12 +518,7 @@ async fn a_cancelled_run_ends_its_handlers() {
     gate.wait_for(1).await;
     assert!(client::cancel(&database.pool, run, Some("not wanted any more")).await.unwrap());
     assert_eq!(database.end_of(run).await.status(), "cancelled");
-    let gone = async {
-        while worker.stats().in_hand > 0 {
-            tokio::time::sleep(Duration::from_millis(20)).await; // paced: the next sign of life finds out
-        }
-    };
-    tokio::time::timeout(PATIENCE, gone).await.expect("the handler is ended");
+    tokio::time::timeout(PATIENCE, worker.idle()).await.expect("the handler is ended");
     assert_eq!(worker.stop().await.stats.completed, 0);
 }
 
@@ -674,12 +669,15 @@ async fn tasks_of_a_run_go_one_after_another_where_that_is_asked_for() {
 
 /// What a worker was told to say.
 #[derive(Clone, Default)]
-struct Troubles(Arc<Mutex<Vec<String>>>);
+struct Troubles(Arc<Mutex<Vec<String>>>, Arc<tokio::sync::Notify>);
 
 impl Troubles {
     fn teller(&self) -> impl Fn(&str) + Send + Sync + 'static {
         let told = self.clone();
-        move |what| told.0.lock().unwrap().push(what.to_owned())
+        move |what| {
+            told.0.lock().unwrap().push(what.to_owned());
+            told.1.notify_one();
+        }
     }
 
     fn have(&self, words: &str) -> bool {
@@ -689,7 +687,7 @@ impl Troubles {
     async fn until(&self, words: &str) {
         let said = async {
             while !self.have(words) {
-                tokio::time::sleep(Duration::from_millis(20)).await; // paced: the worker says it in its own time
+                self.1.notified().await;
             }
         };
         let said = tokio::time::timeout(PATIENCE, said).await;
@@ -701,13 +699,14 @@ impl Troubles {
 #[derive(Clone)]
 struct Blocks {
     entered: Arc<AtomicUsize>,
+    begun: Arc<tokio::sync::Notify>,
     blocked: usize,
     release: Arc<(Mutex<bool>, std::sync::Condvar)>,
 }
 
 impl Blocks {
     fn new(blocked: usize) -> Self {
-        Self { entered: Arc::default(), blocked, release: Arc::default() }
+        Self { entered: Arc::default(), begun: Arc::default(), blocked, release: Arc::default() }
     }
 
     fn release(&self) {
@@ -720,6 +719,7 @@ impl Blocks {
         let action = Action::plain(move |task| {
             let this = this.clone();
             async move {
+                this.begun.notify_one();
                 if this.entered.fetch_add(1, SeqCst) < this.blocked {
                     let closed = this.release.0.lock().unwrap();
                     drop(this.release.1.wait_while(closed, |open| !*open).unwrap());
@@ -775,12 +775,7 @@ async fn a_handler_that_blocks_its_thread_loses_its_task_to_another_worker() {
     assert_eq!(database.end_of(run).await.output(), &json!({"only": 7}));
     assert_eq!(other.stop().await.stats.completed, 1);
     blocks.release();
-    let ended = async {
-        while stuck.stats().in_hand > 0 {
-            tokio::time::sleep(Duration::from_millis(20)).await; // paced: the handler ends in its own time
-        }
-    };
-    tokio::time::timeout(PATIENCE, ended).await.expect("what it says in the end is taken");
+    tokio::time::timeout(PATIENCE, stuck.idle()).await.expect("what it says in the end is taken");
     let stats = stuck.stop().await.stats;
     assert_eq!((stats.completed, stats.ignored), (0, 1), "and does not count: {stats:?}");
 }
@@ -819,24 +814,14 @@ async fn a_stop_ends_although_a_handler_blocks_and_the_database_does_not_answer(
     };
     let stuck = worker().start().await.unwrap();
     let run = Start::named("blocks", json!(7)).on(&database.pool).await.unwrap();
-    let begun = async {
-        while blocks.entered.load(SeqCst) == 0 {
-            tokio::time::sleep(Duration::from_millis(20)).await; // paced: the handler begins in its own time
-        }
-    };
-    tokio::time::timeout(PATIENCE, begun).await.expect("the handler begins");
+    tokio::time::timeout(PATIENCE, blocks.begun.notified()).await.expect("the handler begins");
     let stopped = tokio::time::timeout(Duration::from_secs(20), stuck.stop()).await;
     assert_eq!(stopped.expect("a handler cannot keep a worker from ending").handed_back, 1);
     blocks.release();
 
     let idle = worker().on_trouble(troubles.teller()).start().await.unwrap();
     assert_eq!(database.end_of(run).await.status(), "completed");
-    let unsettled = async {
-        while idle.stats().in_hand > 0 {
-            tokio::time::sleep(Duration::from_millis(20)).await; // paced: its settler hears the answer
-        }
-    };
-    tokio::time::timeout(PATIENCE, unsettled).await.expect("its task is settled");
+    tokio::time::timeout(PATIENCE, idle.idle()).await.expect("its task is settled");
     // Every call that says something of a worker now hangs.
     let mut silence = database.pool.begin().await.unwrap();
     sqlx::query("LOCK TABLE pgflow.workers").execute(&mut *silence).await.unwrap();

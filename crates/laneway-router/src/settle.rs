@@ -577,4 +577,115 @@ mod tests {
         assert_eq!(ledger.renew(LEASE).await, Ok(0));
         assert!(!first.is_lost() && !second.is_lost(), "the source says that they are still ours");
     }
+
+    /// Answers to a batch when it is let, several at once.
+    struct Gated {
+        at_once: usize,
+        /// The sizes of the batches that have come.
+        came: mpsc::UnboundedSender<usize>,
+        answers: tokio::sync::Mutex<mpsc::UnboundedReceiver<Result<(), SourceError>>>,
+    }
+
+    impl Source for Gated {
+        fn name(&self) -> &str {
+            "gated"
+        }
+
+        fn claim(&self, _: Wants) -> BoxFuture<'_, Result<Vec<Delivery>, SourceError>> {
+            std::future::ready(Ok(Vec::new())).boxed()
+        }
+
+        fn settles_at_once(&self) -> usize {
+            self.at_once
+        }
+
+        fn settle(&self, all: Vec<(Receipt, Disposal)>) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
+            let _ = self.came.send(all.len());
+            async move {
+                let answer = self.answers.lock().await.recv().await.unwrap_or(Err(SourceError::Closed));
+                answer.map(|()| vec![Settled::Settled; all.len()])
+            }
+            .boxed()
+        }
+
+        fn extend(&self, all: Vec<Receipt>, _: Duration) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
+            std::future::ready(Ok(vec![Settled::Settled; all.len()])).boxed()
+        }
+
+        fn depth(&self) -> BoxFuture<'_, Result<Depth, SourceError>> {
+            std::future::ready(Ok(Depth::default())).boxed()
+        }
+    }
+
+    type Answers = mpsc::UnboundedSender<Result<(), SourceError>>;
+
+    fn gated(at_once: usize) -> (Arc<Gated>, mpsc::UnboundedReceiver<usize>, Answers) {
+        let (came, batches) = mpsc::unbounded_channel();
+        let (let_go, answers) = mpsc::unbounded_channel();
+        (Arc::new(Gated { at_once, came, answers: answers.into() }), batches, let_go)
+    }
+
+    /// Settles so many deliveries, from this one on.
+    fn settle(ledger: &Arc<Ledger>, from: DeliveryId, count: u64) {
+        ledger.begin_claim(LEASE);
+        for id in from..from + count {
+            ledger.take(&delivery(id), None).expect("not here yet").settle(Disposal::Done);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_source_that_takes_several_batches_is_sent_the_next_before_it_answers() {
+        for at_once in [1, 4] {
+            let (source, mut batches, answers) = gated(at_once);
+            let (ledger, settler) = Ledger::open(source as _);
+            let settler = tokio::spawn(settler);
+            settle(&ledger, 0, 5 * TOGETHER as u64);
+            for _ in 0..at_once {
+                assert_eq!(batches.recv().await, Some(TOGETHER));
+            }
+            // Time passes only where nobody has anything left to do.
+            let more = tokio::time::timeout(Duration::from_secs(60), batches.recv()).await;
+            assert!(more.is_err(), "{at_once} at once, and {more:?} more");
+            (0..5).for_each(|_| answers.send(Ok(())).unwrap());
+            assert!(ledger.wait_settled(Instant::now() + LEASE).await);
+            assert_eq!((ledger.len(), ledger.counts().stale_settlements), (0, 0));
+            drop(ledger);
+            tokio::time::timeout(LEASE, settler).await.expect("it ends with its ledger").unwrap();
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn batches_that_fail_together_are_sent_again_until_all_are_settled() {
+        let (source, mut batches, answers) = gated(4);
+        let (ledger, settler) = Ledger::open(source as _);
+        let settler = tokio::spawn(settler);
+        settle(&ledger, 0, 4 * TOGETHER as u64);
+        for _ in 0..4 {
+            assert_eq!(batches.recv().await, Some(TOGETHER));
+        }
+        let began = Instant::now();
+        (0..4).for_each(|_| answers.send(Err(SourceError::Unavailable("away".to_owned()))).unwrap());
+        let again = batches.recv().await;
+        assert_eq!((again, began.elapsed()), (Some(TOGETHER / 2), RETRY.0), "one pause for all of them");
+        (0..100).for_each(|_| answers.send(Ok(())).unwrap());
+        assert!(ledger.wait_settled(Instant::now() + LEASE).await);
+        assert_eq!((ledger.len(), ledger.counts().stale_settlements), (0, 0));
+        settler.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_source_that_closes_ends_the_wait_although_others_are_under_way() {
+        let (source, mut batches, answers) = gated(4);
+        let (ledger, settler) = Ledger::open(source as _);
+        let settler = tokio::spawn(settler);
+        settle(&ledger, 0, 2 * TOGETHER as u64);
+        for _ in 0..2 {
+            assert_eq!(batches.recv().await, Some(TOGETHER));
+        }
+        let began = Instant::now();
+        answers.send(Err(SourceError::Closed)).unwrap();
+        assert!(!ledger.wait_settled(began + LEASE).await);
+        assert_eq!(began.elapsed(), Duration::ZERO, "nobody waits for what will not be answered");
+        settler.await.unwrap();
+    }
 }

@@ -130,6 +130,8 @@ pub(crate) struct Hand {
     inside: Mutex<Inside>,
     /// Somebody left.
     room: Notify,
+    /// The last one left.
+    emptied: Notify,
     slots: usize,
     /// How many more than slots there may be while handlers are quick.
     ahead_max: usize,
@@ -148,6 +150,7 @@ impl Hand {
         Self {
             inside: Mutex::new(inside),
             room: Notify::new(),
+            emptied: Notify::new(),
             slots,
             ahead_max: 2 * batch_max,
             service: AtomicU64::new(0),
@@ -219,8 +222,12 @@ impl Hand {
                 inside.per_queue[held.queue] -= 1;
             }
         }
+        let is_empty = inside.held.is_empty();
         drop(inside);
         self.room.notify_one();
+        if is_empty {
+            self.emptied.notify_waiters();
+        }
     }
 
     /// All tasks in hand.
@@ -238,6 +245,17 @@ impl Hand {
     /// Waits until somebody has left since the last time.
     pub(crate) async fn wait_room(&self) {
         self.room.notified().await;
+    }
+
+    /// Waits until nothing is in hand.
+    pub(crate) async fn wait_empty(&self) {
+        loop {
+            let emptied = self.emptied.notified();
+            if self.inside().held.is_empty() {
+                return;
+            }
+            emptied.await;
+        }
     }
 
     pub(crate) fn stats(&self) -> WorkerStats {

@@ -476,6 +476,11 @@ impl Worker {
         self.shared.hand.stats()
     }
 
+    /// Waits until it has nothing in hand: every task that it took is settled, or was handed back.
+    pub async fn idle(&self) {
+        self.shared.hand.wait_empty().await;
+    }
+
     /// Waits until somebody wants it to end: a call of [`ask_to_stop`](Stopper::ask_to_stop), or an operator who deprecated it in the database.
     pub async fn asked_to_stop(&self) {
         let mut stopped = self.shared.stop.subscribe();

@@ -60,8 +60,12 @@ impl Told {
         all.into_iter().chain(alone.into_iter().map(|number| (number, false))).collect()
     }
 
-    /// Lengthens the row before it, the row behind it, or makes one of both.
+    /// Lengthens the row before it, the row behind it, or makes one of both. What was told before is told again when it could not be sent, and is in a row already.
     fn note(&mut self, number: u64) {
+        let is_in_row = self.beyond.range(..=number).next_back().is_some_and(|(_, end)| *end >= number);
+        if number <= self.prefix || is_in_row {
+            return;
+        }
         let last = self.beyond.remove(&(number + 1)).unwrap_or(number);
         match self.beyond.range_mut(..number).next_back() {
             Some((_, end)) if *end + 1 == number => *end = last,
@@ -83,6 +87,8 @@ mod tests {
         assert_eq!(told.tell(&[6, 5]), [(6, false), (5, false)], "4 is left");
         assert_eq!(told.tell(&[4]), [(4, false)], "what is behind it was told already");
         assert_eq!(told.tell(&[9, 8, 7, 11]), [(9, true), (11, false)]);
+        assert_eq!((told.prefix, told.beyond.len()), (9, 1));
+        assert_eq!(told.tell(&[11, 8]), [(8, false), (11, false)], "once more, after they could not be sent");
         assert_eq!((told.prefix, told.beyond.len()), (9, 1));
         assert!(told.tell(&[]).is_empty());
     }
