@@ -226,7 +226,7 @@ impl TurnHandler<Address, Token> for Run {
                     && let Some(cell) = events.shared.slots.get(slot)
                     && run(events, &cell, context.worker(), turn)
                 {
-                    turn.keep();
+                    turn.again();
                 }
             }
             Outcome::Done

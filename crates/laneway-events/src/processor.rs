@@ -11,7 +11,8 @@
 //!
 //! - Who puts something in and finds no token announced submits one.
 //! - A thread with the token takes what is in the mail, a turn of it at a time. When it finds the mail empty it takes the announcement back, under the same lock,
-//!   and the token is done. When its turn is over before that, it keeps the token: the lane goes behind the others that are ready.
+//!   and the token is done. When its turn is over before that, the token comes again: at the back of its lane,
+//!   which goes behind the others that are ready.
 //!
 //! So there is a token wherever there is mail; and while a processor is busy, a post is one lock and no trip through the engine. After the announcement was taken back a second token may come
 //! while the first is still in the hands of its thread: the lane runs it afterwards. A processor without events keeps no memory for them.
@@ -54,7 +55,7 @@ pub(crate) struct Ran {
     /// Those of them that failed, and those that panicked.
     pub(crate) failed: u64,
     pub(crate) panics: u64,
-    /// Whether there is more: the token has to be kept.
+    /// Whether there is more: the token has to come again.
     pub(crate) has_more: bool,
 }
 

@@ -142,8 +142,6 @@ pub struct Messages<'a, 'b, K, M> {
 #[derive(Default)]
 struct Taken {
     is_open: bool,
-    /// It stays first in its lane, and the turn is over.
-    is_kept: bool,
     accepted: u64,
     started: u64,
 }
@@ -161,17 +159,17 @@ impl<K, M> Messages<'_, '_, K, M> {
     pub fn next(&mut self) -> Option<&mut M> {
         self.complete();
         let accepted = self.run.turn.items.front()?.accepted_at;
-        if self.taken.is_kept || self.run.gives_way() {
+        if self.run.gives_way() {
             return None;
         }
         let started = self.run.start_time(accepted);
         self.run.tally.started += 1;
-        *self.taken = Taken { is_open: true, is_kept: false, accepted, started };
+        *self.taken = Taken { is_open: true, accepted, started };
         self.run.turn.items.front_mut().map(|item| &mut item.message.body)
     }
 
     /// Begins one more piece of work for the message in hand. For handlers whose messages stand for more than themselves, such as "there is mail": each piece is
-    /// counted as handled and timed as a message is. False if the turn has to give way; then the message should be [kept](Messages::keep) while there is more to do.
+    /// counted as handled and timed as a message is. False if the turn has to give way; while there is more to do, the message should then come [again](Messages::again).
     #[inline]
     pub fn next_piece(&mut self) -> bool {
         self.run.time(self.taken.accepted, self.taken.started);
@@ -198,10 +196,16 @@ impl<K, M> Messages<'_, '_, K, M> {
         self.taken.accepted = self.taken.started.saturating_sub(nanos(waited)).max(1);
     }
 
-    /// The message in hand is not done. It stays first in its lane, and the lane goes behind the others that are ready. The turn is over.
-    pub fn keep(&mut self) {
-        self.run.time(self.taken.accepted, self.taken.started);
-        *self.taken = Taken { is_kept: true, ..Taken::default() };
+    /// The message in hand is not done: it goes to the back of its lane, as if it had just been submitted, and the lane behind the others that are ready.
+    pub fn again(&mut self) {
+        if std::mem::take(&mut self.taken.is_open) {
+            self.run.time(self.taken.accepted, self.taken.started);
+            let mut item = self.run.turn.items.pop_front().expect("the message in hand");
+            // What it has waited so far has been told.
+            item.accepted_at = 0;
+            self.run.turn.attempts = 0;
+            self.run.turn.again.push(item);
+        }
     }
 
     /// The one in hand, if there is one, is done.
@@ -405,9 +409,8 @@ impl<K: Clone, M, H: TurnHandler<K, M>> RunTurn<K, M> for Turned<H> {
             let (note, mut taken) = (Cell::new(None), Taken::default());
             let result = catch_unwind(AssertUnwindSafe(|| self.call(run, &mut taken, &note)));
             let outcome = match result {
-                // What is left, if anything, was not started, or is kept.
+                // What is left, if anything, was not started.
                 Ok(Outcome::Done) => return Ending::Handled,
-                Ok(_) if taken.is_kept => return Ending::Handled,
                 Ok(outcome) => outcome,
                 Err(panic) => {
                     run.tally.panics += 1;

@@ -70,27 +70,25 @@ fn a_turn_has_more_than_one_message_where_they_are_quick() {
     assert!(notes.calls.load(SeqCst) < 4_000, "{} calls", notes.calls.load(SeqCst));
 }
 
-/// A message that stands for several: each is one more piece, at most three at a time.
+/// Messages that stand for a thousand pieces each, of which they have three at a time.
 struct Pieces {
-    left: [AtomicU64; 2],
-    order: Arc<Mutex<Vec<(u8, u64)>>>,
+    left: [AtomicU64; 3],
+    order: Arc<Mutex<Vec<(usize, u64)>>>,
 }
 
-impl TurnHandler<u8, ()> for Pieces {
-    fn handle(&self, context: &Context<'_, u8>, turn: &mut Messages<'_, '_, u8, ()>) -> Outcome {
-        let left = &self.left[usize::from(*context.key())];
-        while turn.next().is_some() {
+impl TurnHandler<u8, usize> for Pieces {
+    fn handle(&self, _: &Context<'_, u8>, turn: &mut Messages<'_, '_, u8, usize>) -> Outcome {
+        while let Some(&mut body) = turn.next() {
             for piece in 1.. {
-                let number = left.fetch_sub(1, SeqCst);
+                let number = self.left[body].fetch_sub(1, SeqCst);
                 turn.waited(Duration::from_micros(number));
-                self.order.lock().unwrap().push((*context.key(), number));
+                self.order.lock().unwrap().push((body, number));
                 if number == 1 {
                     break;
                 }
                 if piece == 3 || !turn.next_piece() {
-                    turn.keep();
-                    assert!(turn.next().is_none(), "a turn is over with a message that is kept");
-                    return Outcome::Done;
+                    turn.again();
+                    break;
                 }
             }
         }
@@ -99,23 +97,28 @@ impl TurnHandler<u8, ()> for Pieces {
 }
 
 #[test]
-fn a_message_that_is_kept_stays_first_in_its_lane_and_lets_the_others_go_before() {
-    let order = Arc::new(Mutex::new(Vec::new()));
-    let pieces = Pieces { left: [1_000.into(), 1_000.into()], order: order.clone() };
-    let engine = Engine::builder().topology(Topology::pool(1)).turn_handler(pieces).build().unwrap();
-    assert!(engine.pause("pool-0"));
-    send(&engine, [(0_u8, ()), (1, ())]);
-    assert!(engine.unpause("pool-0") && engine.wait_quiet(DEADLINE));
-    let snapshot = engine.snapshot();
-    let stats = &snapshot.dispatchers[0];
-    assert_eq!((snapshot.account.done, stats.dispatched, snapshot.workers[0].handled), (2, 2_000, 2_000));
-    assert_eq!(stats.waiting.samples(), 2_000, "each said how long it had waited");
-    let order = order.lock().unwrap();
-    for key in [0, 1] {
-        let of_key: Vec<u64> = order.iter().filter(|(of, _)| *of == key).map(|(_, number)| *number).collect();
-        assert_eq!(of_key, (1..=1_000).rev().collect::<Vec<_>>(), "key {key}");
+fn a_message_that_comes_again_goes_behind_the_others_of_its_lane_and_its_lane_behind_other_lanes() {
+    for topology in [Topology::pool(1), Topology::partitioned(1, 1)] {
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let pieces = Pieces { left: [1_000.into(), 1_000.into(), 1_000.into()], order: order.clone() };
+        let engine = Engine::builder().topology(topology).turn_handler(pieces).build().unwrap();
+        let name = engine.snapshot().dispatchers[0].name.clone();
+        assert!(engine.pause(&name));
+        send(&engine, [(0_u8, 0_usize), (0, 1), (1, 2)]);
+        assert!(engine.unpause(&name) && engine.wait_quiet(DEADLINE));
+        let snapshot = engine.snapshot();
+        let stats = &snapshot.dispatchers[0];
+        let counted = (snapshot.account.done, stats.dispatched, snapshot.workers[0].handled);
+        assert_eq!(counted, (3, 3_000, 3_000));
+        assert_eq!(stats.waiting.samples(), 3_000, "each said how long it had waited");
+        let order = order.lock().unwrap();
+        for body in 0..3 {
+            let of_body: Vec<u64> =
+                order.iter().filter(|(of, _)| *of == body).map(|(_, number)| *number).collect();
+            assert_eq!(of_body, (1..=1_000).rev().collect::<Vec<_>>(), "body {body}");
+        }
+        let longest = order.chunk_by(|one, other| one.0 == other.0).map(<[_]>::len).max();
+        assert_eq!(longest, Some(3), "none goes on while others wait");
+        assert_eq!(engine.shutdown(DEADLINE).account.outstanding, 0);
     }
-    let longest = order.chunk_by(|one, other| one.0 == other.0).map(<[_]>::len).max();
-    assert_eq!(longest, Some(3), "no key has two turns in a row while the other waits");
-    assert_eq!(engine.shutdown(DEADLINE).account.outstanding, 0);
 }

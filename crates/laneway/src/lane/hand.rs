@@ -19,14 +19,16 @@ pub(crate) struct Turn<K, M> {
     pub(crate) fingerprint: u64,
     /// What is still to be handled, oldest first.
     pub(crate) items: VecDeque<Item<K, M>>,
+    /// What goes to the back of the lane, because the handler was not done with it.
+    pub(crate) again: Vec<Item<K, M>>,
     /// Failed attempts at the first of them.
     pub(crate) attempts: u32,
 }
 
 impl<K, M> Turn<K, M> {
     pub(crate) fn new() -> Self {
-        let items = VecDeque::new();
-        Turn { lane: NONE, ending: Ending::Handled, released: 0, fingerprint: 0, items, attempts: 0 }
+        let (items, again) = (VecDeque::new(), Vec::new());
+        Turn { lane: NONE, ending: Ending::Handled, released: 0, fingerprint: 0, items, again, attempts: 0 }
     }
 }
 

@@ -321,7 +321,7 @@ impl<K, M> Lanes<K, M> {
         turn: &mut Turn<K, M>,
         holder: Option<fn(&K) -> K>,
     ) -> bool {
-        debug_assert!(turn.items.is_empty());
+        debug_assert!(turn.items.is_empty() && turn.again.is_empty());
         self.wake_due(now);
         if self.paused || !self.take_pace(now) {
             return false;
@@ -401,10 +401,12 @@ impl<K, M> Lanes<K, M> {
 
     /// Whether the lane of this turn has more waiting, so that it will go to the back of the ready list.
     pub(crate) fn gives_way(&self, turn: &Turn<K, M>) -> bool {
-        turn.lane != NONE && !self.lanes[turn.lane as usize].waiting.is_empty()
+        let is_left = !turn.items.is_empty() || !turn.again.is_empty();
+        turn.lane != NONE && (is_left || !self.lanes[turn.lane as usize].waiting.is_empty())
     }
 
-    /// Ends a turn. What the worker handled has left `turn.items`; what is still in there goes back to the front.
+    /// Ends a turn. What the worker handled has left `turn.items`; what is still in there goes back to the front, and what the handler was not done with to
+    /// the back.
     pub(crate) fn settle(&mut self, turn: &mut Turn<K, M>, now: u64) -> Settled<K, M> {
         if turn.lane == NONE {
             return self.settle_stream(turn, now);
@@ -419,7 +421,7 @@ impl<K, M> Lanes<K, M> {
         self.running -= 1;
         lane.taken = 0;
         let spent = lane.extra.as_ref().is_none_or(|extra| extra.is_spent());
-        if turn.items.is_empty() && lane.waiting.is_empty() && spent {
+        if turn.items.is_empty() && turn.again.is_empty() && lane.waiting.is_empty() && spent {
             // Most lanes end so: everything handled, nothing behind it, nothing to remember.
             if let Some(mut extra) = lane.extra.take()
                 && self.spare.len() < SPARE_MAX
@@ -430,6 +432,12 @@ impl<K, M> Lanes<K, M> {
             self.remove(id);
             return Settled { parcel: None, earlier_timer: false };
         }
+        for item in turn.again.drain(..) {
+            let tier = item.message.priority.tier();
+            self.waiting.push_back(&mut self.lanes[id as usize].waiting, id, item, false);
+            self.urge(id, tier);
+        }
+        let lane = &mut self.lanes[id as usize];
         let ending = std::mem::replace(&mut turn.ending, Ending::Handled);
         lane.attempts = 0;
         if matches!(ending, Ending::Handled) {

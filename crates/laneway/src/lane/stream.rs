@@ -111,10 +111,12 @@ impl<K, M> Lanes<K, M> {
         while let Some(item) = turn.items.pop_back() {
             self.readmit(item);
         }
-        match failed {
+        let settled = match failed {
             Some(item) => self.settle_first(item, ending, now),
             None => Settled { parcel: None, earlier_timer: false },
-        }
+        };
+        turn.again.drain(..).for_each(|item| self.admit(item));
+        settled
     }
 
     /// Puts a message that had been taken from the inbox to the front of its lane.
