@@ -237,7 +237,8 @@ impl Groups {
         }
         let shards = self.shards.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner));
         let found = |shard: MutexGuard<'_, Shard>| {
-            let parked = || shard.parked.keys().find(|key| *kept(key.name()) == *name);
+            let long = |key: &&GroupKey| key.name().len() > NAME_BYTES_KEPT;
+            let parked = || shard.parked.keys().filter(long).find(|key| *kept(key.name()) == *name);
             shard.long.get(name).or_else(parked).cloned()
         };
         shards.map(found).find_map(|found| found).unwrap_or(key)
