@@ -13,6 +13,8 @@ const MOST: usize = 1_000;
 
 /// No text of an entry is longer.
 const TEXT_CHARS_MAX: usize = 500;
+/// So much of the end of a longer one is kept.
+const TEXT_CHARS_END: usize = 60;
 
 /// The status of a request whose client left before the answer: what it asked for may have been done.
 pub const HUNG_UP: u16 = 499;
@@ -75,8 +77,15 @@ impl Audit {
     }
 }
 
+/// A text that is too long loses its middle: the end of a path says what was done.
 fn cut(text: &str) -> String {
-    text.chars().take(TEXT_CHARS_MAX).collect()
+    let count = text.chars().count();
+    if count <= TEXT_CHARS_MAX {
+        return text.to_owned();
+    }
+    let first: String = text.chars().take(TEXT_CHARS_MAX - TEXT_CHARS_END - 1).collect();
+    let last: String = text.chars().skip(count - TEXT_CHARS_END).collect();
+    format!("{first}…{last}")
 }
 
 #[cfg(test)]
@@ -92,6 +101,6 @@ mod tests {
         let newest = audit.newest(usize::MAX);
         assert_eq!((newest.len(), newest[0].number, audit.total()), (MOST, 1_010, 1_010));
         assert_eq!(newest[0].path, format!("/{}", MOST + 9));
-        assert_eq!(newest[0].detail.as_ref().unwrap().len(), TEXT_CHARS_MAX);
+        assert_eq!(newest[0].detail.as_ref().unwrap().chars().count(), TEXT_CHARS_MAX);
     }
 }

@@ -33,6 +33,9 @@ const REASON_CHARS_MAX: usize = 300;
 /// Names longer than this are cut where they are kept: no queue of ours lets them in, but others might.
 pub(crate) const NAME_BYTES_KEPT: usize = 1_024;
 
+/// So much of the fingerprint of a name stands behind what is left of it: enough that no two names look alike.
+const FINGERPRINT_BYTES: usize = 16;
+
 /// What pools write down.
 #[derive(Debug)]
 pub struct Record {
@@ -109,12 +112,16 @@ impl FailedAttempt {
     }
 }
 
-/// A name, cut if it is longer than any that we would have let in.
+/// A name, or, of one that is longer than any that we would have let in, its beginning and its fingerprint. It is as good as the name itself wherever
+/// a group is asked for (`pool/groups.rs`), so that a link need not be as long as what it leads to.
 pub(crate) fn kept(name: &str) -> Arc<str> {
     if name.len() <= NAME_BYTES_KEPT {
         return name.into();
     }
-    format!("{}…", crate::source::cut(name, NAME_BYTES_KEPT)).into()
+    let digest = ring::digest::digest(&ring::digest::SHA256, name.as_bytes());
+    let mut short = format!("{}…", crate::source::cut(name, NAME_BYTES_KEPT));
+    short.extend(digest.as_ref()[..FINGERPRINT_BYTES].iter().map(|byte| format!("{byte:02x}")));
+    short.into()
 }
 
 /// The newest failed attempts.
@@ -346,6 +353,9 @@ mod tests {
         }
         let newest = record.newest_failures(1_000);
         assert_eq!((newest.len(), &*newest[0].message, &*newest[255].message), (256, "999", "744"));
-        assert!(newest[0].group.len() <= NAME_BYTES_KEPT + 3 && newest[0].reason.chars().count() == 300);
+        let short_bytes_max = NAME_BYTES_KEPT + "…".len() + 2 * FINGERPRINT_BYTES;
+        assert!(newest[0].group.len() <= short_bytes_max && newest[0].reason.chars().count() == 300);
+        assert_ne!(kept(&long), kept(&format!("{long}ü")), "names that begin alike are told apart");
+        assert_eq!(&*kept("as it is"), "as it is");
     }
 }

@@ -29,6 +29,7 @@ use tokio::time::Instant;
 
 use crate::mediator::{Mediator, MetricsSnapshot};
 use crate::message::Message;
+use crate::parks::{Parked, Parks};
 use crate::pool::{
     BadSetting, DEFAULT_GROUP, Entry, GroupKey, GroupNotes, InFlight, NoRoom, Pool, PoolCounts, PoolSettings,
     PoolState, Shared, Ungrouped, Waiting,
@@ -114,6 +115,8 @@ struct Inner {
     warnings: Warnings,
     /// What pools write down for those who look.
     record: Arc<Record>,
+    /// Which groups are parked, on its way to the store.
+    parks: Arc<Parks>,
     /// Told whenever a message leaves a pool.
     room: Arc<Notify>,
     closing: watch::Sender<bool>,
@@ -170,6 +173,10 @@ pub struct PoolView {
     pub held: usize,
     /// Groups that have messages here.
     pub groups: usize,
+    /// Groups that are parked.
+    pub parked_groups: usize,
+    /// Messages of those groups that are here: they do not count against the capacity.
+    pub parked_messages: usize,
     /// What it has counted.
     pub counts: PoolCounts,
     /// What came of its attempts, and how long they took.
@@ -254,12 +261,26 @@ impl Router {
         make_mediator: MakeMediator,
         record: Arc<Record>,
     ) -> Result<Router, RouterError> {
+        Router::start_parked(default_pool, make_mediator, record, Arc::default())
+    }
+
+    /// The same, with groups that were parked when the process ended, and somebody who writes down which are now.
+    pub(crate) fn start_parked(
+        default_pool: PoolSettings,
+        make_mediator: MakeMediator,
+        record: Arc<Record>,
+        parks: Arc<Parks>,
+    ) -> Result<Router, RouterError> {
         check(&default_pool)?;
         let room = Arc::new(Notify::new());
         let mediator = make_mediator(&default_pool);
         let routing = Arc::new(RwLock::new(()));
-        let shared =
-            Shared { room: Arc::clone(&room), routing: Arc::clone(&routing), record: Arc::clone(&record) };
+        let shared = Shared {
+            room: Arc::clone(&room),
+            routing: Arc::clone(&routing),
+            record: Arc::clone(&record),
+            parks: Arc::clone(&parks),
+        };
         let pool = Pool::start(DEFAULT_POOL.into(), default_pool, mediator, PoolState::Open, shared);
         let inner = Arc::new(Inner {
             pools: ArcSwap::from_pointee(BTreeMap::from([(Arc::clone(pool.code()), pool)])),
@@ -268,6 +289,7 @@ impl Router {
             make_mediator,
             warnings: Warnings::default(),
             record,
+            parks,
             room,
             closing: watch::Sender::new(false),
             alone: AtomicU64::new(0),
@@ -353,6 +375,7 @@ impl Router {
             room: Arc::clone(&self.inner.room),
             routing: Arc::clone(&self.inner.routing),
             record: Arc::clone(&self.inner.record),
+            parks: Arc::clone(&self.inner.parks),
         };
         let has_sources = !self.inner.feeds.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
         let state = if has_sources { PoolState::Waiting } else { PoolState::Open };
@@ -419,6 +442,7 @@ impl Router {
             }
         }
         pool.end().await;
+        pool.forget_parked();
         Ok(())
     }
 
@@ -477,19 +501,32 @@ impl Router {
         Ok(self.pool(code)?.in_flight(most))
     }
 
+    /// The whole name of a group, of which a short one is shown where it is too long to be. Any other name is itself.
+    pub fn whole_name(&self, code: &str, group: &str) -> Result<String, RouterError> {
+        Ok(self.pool(code)?.key(group).name().to_owned())
+    }
+
+    /// Whether a pool takes more messages now.
+    pub fn has_room(&self, code: &str) -> Result<bool, RouterError> {
+        Ok(self.pool(code)?.appetite() > 0)
+    }
+
     /// Why the next message of a group is not with its target, or that it is.
     pub fn explain(&self, code: &str, group: &str) -> Result<Option<Explanation<GroupKey>>, RouterError> {
-        Ok(self.pool(code)?.explain(&GroupKey::Named(group.into())))
+        let pool = self.pool(code)?;
+        Ok(pool.explain(&pool.key(group)))
     }
 
     /// What a pool knows of a group beyond its lane.
     pub fn notes(&self, code: &str, group: &str) -> Result<GroupNotes, RouterError> {
-        Ok(self.pool(code)?.notes(&GroupKey::Named(group.into())))
+        let pool = self.pool(code)?;
+        Ok(pool.notes(&pool.key(group)))
     }
 
     /// What waits in a group, oldest first; its head is among it unless it is with its target.
     pub fn waiting(&self, code: &str, group: &str, most: usize) -> Result<Vec<Waiting>, RouterError> {
-        Ok(self.pool(code)?.waiting(&GroupKey::Named(group.into()), most))
+        let pool = self.pool(code)?;
+        Ok(pool.waiting(&pool.key(group), most))
     }
 
     /// Waiting messages of a pool that have this id. Looks at all of them.
@@ -521,19 +558,38 @@ impl Router {
         self.inner.pools.load().values().cloned().collect()
     }
 
-    /// Parks a group in front of its next message. False if it has none.
+    /// Parks a group in front of its next message, until somebody resumes it. False if it has none in this pool.
     pub fn park(&self, code: &str, group: &str, why: &str) -> Result<bool, RouterError> {
-        Ok(self.pool(code)?.handle().park(&GroupKey::Named(group.into()), why))
+        let pool = self.pool(code)?;
+        Ok(pool.park(&pool.key(group), why))
     }
 
     /// Lets a parked group go on, and one that waits for another attempt try at once. False if there was nothing to resume.
     pub fn resume(&self, code: &str, group: &str) -> Result<bool, RouterError> {
-        Ok(self.pool(code)?.handle().resume(&GroupKey::Named(group.into())))
+        let pool = self.pool(code)?;
+        Ok(pool.resume(&pool.key(group)))
+    }
+
+    /// Since when a group is parked, and why.
+    pub fn parked(&self, code: &str, group: &str) -> Result<Option<Parked>, RouterError> {
+        let pool = self.pool(code)?;
+        Ok(pool.parked(&pool.key(group)))
+    }
+
+    /// Groups of a pool that are parked, whether they have messages there or not, the last ones first.
+    pub fn all_parked(&self, code: &str, most: usize) -> Result<Vec<(Arc<str>, Parked)>, RouterError> {
+        Ok(self.pool(code)?.all_parked(most))
+    }
+
+    /// Waits until it is on disk which groups are parked. True at once where nobody writes it down.
+    pub(crate) async fn parks_written(&self, limit: Duration) -> bool {
+        self.inner.parks.wait_written(limit).await
     }
 
     /// Sends the next message of a group to the dead letters, unless it is with its target. False if there is none.
     pub fn skip(&self, code: &str, group: &str) -> Result<bool, RouterError> {
-        Ok(self.pool(code)?.handle().skip_head(&GroupKey::Named(group.into())))
+        let pool = self.pool(code)?;
+        Ok(pool.handle().skip_head(&pool.key(group)))
     }
 
     /// What an operator should know.
@@ -588,7 +644,10 @@ fn check(settings: &PoolSettings) -> Result<(), RouterError> {
 }
 
 fn view(pool: &Pool) -> PoolView {
+    let (parked_groups, parked_messages) = pool.parked_counts();
     PoolView {
+        parked_groups,
+        parked_messages,
         code: Arc::clone(pool.code()),
         state: pool.state(),
         settings: pool.settings(),

@@ -32,6 +32,7 @@ use crate::config::{Config, ConfigError};
 use crate::history::{self, History};
 use crate::ingress::{self, Ingress};
 use crate::mediator::{HttpMediator, Mediator, Mediators, Signer, Simulated, Sinks};
+use crate::parks::{self, Parks};
 use crate::pool::PoolSettings;
 use crate::record::Record;
 use crate::router::{
@@ -152,6 +153,8 @@ struct Inner {
     history: Option<Arc<History>>,
     /// What looks once a second; there until the shutdown ends it.
     watcher: Mutex<Option<tokio::task::JoinHandle<()>>>,
+    /// What writes down which groups are parked; there until the shutdown ends it.
+    carrier: Mutex<Option<tokio::task::JoinHandle<()>>>,
     #[cfg(feature = "otlp")]
     exported: Arc<crate::otlp::Exported>,
     /// There where a collector is configured, until the shutdown.
@@ -208,7 +211,17 @@ impl Service {
         let record = Record::new();
         #[cfg(feature = "otlp")]
         let (exported, exporter, record) = start_export(&config, record);
-        let router = start_router(&config, &mediators, Arc::new(record))?;
+        let parks = Arc::new(match &store {
+            Some(store) => Parks::read(store).await.map_err(|error| StartError::Store {
+                path: config.queue.path.display().to_string(),
+                error: OpenError::Damaged(error.to_string()),
+            })?,
+            None => Parks::default(),
+        });
+        let router = start_router(&config, &mediators, Arc::new(record), Arc::clone(&parks))?;
+        let carrier = store
+            .as_ref()
+            .map(|store| tokio::spawn(parks::carry(Arc::clone(&parks), store.clone(), router.clone())));
         let dashboard = config.dashboard;
         let history = dashboard.enabled.then(|| History::new(dashboard.history, dashboard.subscribers_max));
         let history = history.map(Arc::new);
@@ -243,6 +256,7 @@ impl Service {
                 audit: Audit::default(),
                 history: history.clone(),
                 watcher: Mutex::default(),
+                carrier: Mutex::new(carrier),
                 #[cfg(feature = "otlp")]
                 exported,
                 #[cfg(feature = "otlp")]
@@ -559,6 +573,10 @@ impl Service {
         // After the last message: its span is among those that wait.
         #[cfg(feature = "otlp")]
         self.end_export().await;
+        self.inner.router.parks_written(FAREWELL).await;
+        if let Some(carrier) = lock(&self.inner.carrier).take() {
+            carrier.abort();
+        }
         if let Some(store) = &self.inner.store {
             store.close().await;
         }
@@ -610,7 +628,12 @@ fn start_export(
     (exported, Some(exporter), Record::with_spans(spans))
 }
 
-fn start_router(config: &Config, mediators: &Mediators, record: Arc<Record>) -> Result<Router, StartError> {
+fn start_router(
+    config: &Config,
+    mediators: &Mediators,
+    record: Arc<Record>,
+    parks: Arc<Parks>,
+) -> Result<Router, StartError> {
     let (shared, common) = (mediators.clone(), config.mediator.signing_secrets.clone());
     let make: MakeMediator = Arc::new(move |settings: &PoolSettings| {
         let own = if settings.signing_secrets.is_empty() { &common } else { &settings.signing_secrets };
@@ -618,7 +641,7 @@ fn start_router(config: &Config, mediators: &Mediators, record: Arc<Record>) -> 
         Arc::new(shared.with_signer(signer)) as Arc<dyn Mediator>
     });
     let default = config.pools.get(DEFAULT_POOL).cloned().unwrap_or_default();
-    let router = Router::start_with(default, make, record)?;
+    let router = Router::start_parked(default, make, record, parks)?;
     for (code, settings) in config.pools.iter().filter(|(code, _)| *code != DEFAULT_POOL) {
         router.add_pool(code, settings.clone())?;
     }

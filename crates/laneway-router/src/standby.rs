@@ -47,6 +47,29 @@ pub trait Lease: Send + Sync + 'static {
 
     /// Lets it go, so that nobody has to wait for its end.
     fn release(&self, token: u64) -> BoxFuture<'_, Result<(), SourceError>>;
+
+    /// Looks at it, and changes nothing.
+    fn look(&self) -> BoxFuture<'_, Result<Sight, SourceError>>;
+}
+
+/// What can be seen of a lease without taking it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sight {
+    /// Whether whoever looks is allowed to take it.
+    pub is_allowed: bool,
+    /// Who had it last; nothing if nobody ever did.
+    pub last: Option<Holder>,
+}
+
+/// Who has a lease, or had it last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// As it calls itself.
+    pub name: String,
+    /// Its token.
+    pub token: u64,
+    /// How much longer, if nobody renews it. Zero if it is over.
+    pub left: Duration,
 }
 
 /// Where a lease is kept.
@@ -335,6 +358,15 @@ mod tests {
                     *ends = Some(Instant::now() + time);
                 }
                 is_held
+            });
+            Box::pin(futures_util::future::ready(answer))
+        }
+
+        fn look(&self) -> BoxFuture<'_, Result<Sight, SourceError>> {
+            let answer = self.ask(|(token, ends)| {
+                let left = ends.map_or(Duration::ZERO, |ends| ends.saturating_duration_since(Instant::now()));
+                let holder = Holder { name: "somebody".to_owned(), token: *token, left };
+                Sight { is_allowed: true, last: (*token > 0).then_some(holder) }
             });
             Box::pin(futures_util::future::ready(answer))
         }

@@ -13,7 +13,7 @@ use browser::Browser;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use laneway_router::config::{Config, Layering};
-use laneway_router::router::SourceSettings;
+use laneway_router::router::{DEFAULT_POOL, SourceSettings};
 use laneway_router::service::Service;
 use laneway_router::source::embedded::Publication;
 use laneway_router::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
@@ -384,6 +384,48 @@ async fn a_group_is_parked_resumed_skipped_and_redriven_from_its_page() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_search_finds_what_still_lies_in_the_queue_and_says_why() {
+    let stage = Stage::new("laneway { pools.tiny { concurrency = 1, capacity = 2, group-capacity = 1 }, queue.durability = crash }").await;
+    let queue = stage.service.queue("default").unwrap();
+    let message = |id: &str, group: &str| {
+        let text = json!({ "id": id, "poolCode": "tiny", "messageGroupId": group, "mediationType": "SIMULATED", "mediationTarget": "3600s" });
+        Publication::new(text.to_string()).group(group)
+    };
+    let later = Duration::from_secs(3_600);
+    queue.publish(message("slow-1", "slow")).await.unwrap();
+    until("the slot is taken", || (stage.service.router().held() == 1).then_some(())).await;
+    for id in ["slow-2", "slow-3"] {
+        queue.publish(message(id, "slow")).await.unwrap();
+    }
+    queue.publish(message("late-1", "later").delay(later)).await.unwrap();
+    queue.publish(message("late-2", "later")).await.unwrap();
+    let browser = Browser::start().await;
+    browser.look(1280, 900, false).await;
+    browser.open(&format!("{}/#/search/late-1", stage.base())).await;
+    browser.until("document.querySelector('main').innerText.includes('delayed')").await;
+    browser.until("document.querySelector('main').innerText.includes('it is not due for 59 min')").await;
+    browser.until("document.querySelector('main').innerText.includes('queue default, for tiny')").await;
+    browser.screenshot("search-light").await;
+    browser.eval("location.hash = '#/search/late-2'").await;
+    browser.until("document.querySelector('main').innerText.includes('behind others of its group: its next message')").await;
+    browser.eval("location.hash = '#/search/slow-3'").await;
+    browser
+        .until("[...document.querySelectorAll('main td')].some((it) => it.textContent === 'slow-3')")
+        .await;
+    browser.until("document.querySelector('main').innerText.includes('queue default, for tiny')").await;
+    // By a part of the key there is a list; by the key itself, the page of the group.
+    browser.eval("location.hash = '#/search/late'").await;
+    browser.until("[...document.querySelectorAll('main a')].some((it) => it.textContent === 'later')").await;
+    browser.eval("location.hash = '#/search/later'").await;
+    browser.until("location.hash === '#/group/tiny/later'").await;
+    browser.until("document.querySelector('#why').textContent.includes('is not due for')").await;
+    browser.until("document.querySelector('#predicted').textContent.includes('Expected to start')").await;
+    browser.was_quiet(&stage.base()).await;
+    browser.close().await;
+    stage.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pool_is_resized_paused_and_drained_from_its_page() {
     let stage = Stage::new(CONFIG).await;
     let view = |code: &str| stage.service.router().pool_view(code).unwrap();
@@ -555,6 +597,35 @@ async fn names_that_are_markup_endless_or_written_from_right_to_left_do_no_harm_
         assert_eq!(wide, json!(false), "{sure}");
     }
     browser.screenshot("group-endless").await;
+    // Its links are short, and lead to it all the same: by what it begins with, and its fingerprint.
+    browser.open(&format!("{}/", stage.base())).await;
+    let link = "[...document.querySelectorAll('#chart-bars .bars a')].find((it) => it.textContent.startsWith('endless-'))";
+    browser.until(&format!("Boolean({link})")).await;
+    assert!(browser.eval(&format!("{link}.getAttribute('href').length < 1500")).await == json!(true));
+    browser.eval(&format!("{link}.click()")).await;
+    browser.until("document.querySelector('h1').textContent.includes('10240 characters')").await;
+    browser.until("document.querySelector('#head-id')?.textContent.startsWith('<i>')").await;
+    browser
+        .until(
+            "JSON.parse(document.querySelector('#group-depth').dataset.now).some(([, depth]) => depth === 5)",
+        )
+        .await;
+    browser.press_button("Park").await;
+    browser.press("[data-confirm]").await;
+    until("the long name is parked by its short one", || {
+        let why = stage.service.router().explain(DEFAULT_POOL, &endless).unwrap()?;
+        // Its head is with its target, so it is parked behind that.
+        (why.in_flight == 1 || matches!(why.reason, laneway::Reason::Parked { .. })).then_some(())
+    })
+    .await;
+    let paths: Vec<String> = stage.service.audit().newest(1).into_iter().map(|deed| deed.path).collect();
+    assert!(paths[0].ends_with("/park"), "{paths:?}");
+    browser.eval("location.hash = '#/search/endless-endless'").await;
+    browser
+        .until("[...document.querySelectorAll('main a')].some((it) => it.textContent.startsWith('endless-'))")
+        .await;
+    // A source that cannot look says so.
+    browser.until("document.querySelector('#not-searched').innerText.includes('odd <b>source</b>')").await;
     browser.eval(&format!("location.hash = '#/search/' + encodeURIComponent({})", json!(markup))).await;
     browser.until("location.hash.startsWith('#/group/') || document.querySelector('main').innerText.includes('onerror')").await;
     assert_eq!(browser.eval("window.broken ?? 'whole'").await, json!("whole"));

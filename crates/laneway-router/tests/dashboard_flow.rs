@@ -65,6 +65,15 @@ async fn a_run_is_started_drawn_completed_by_hand_cancelled_and_retried() {
     browser
         .until("[...document.querySelectorAll('pre')].some((it) => it.textContent.includes('\"n\": 7'))")
         .await;
+    // What a step got and gave, how often it was tried; unfolded, it stays so while the page goes on.
+    browser.press("details[data-key='check input'] summary").await;
+    browser
+        .until(
+            "document.querySelector(\"details[data-key='check input'] pre\").textContent.includes('fetch')",
+        )
+        .await;
+    browser.eval("document.querySelector(\"details[data-key='check input']\").dataset.seen = 'before'").await;
+    browser.until("document.querySelector(\"details[data-key='check input'][open]\")?.dataset.seen === undefined && Boolean(document.querySelector(\"details[data-key='check input'][open]\"))").await;
     browser.screenshot("flow-run-light").await;
     browser.look(390, 900, true).await;
     browser.screenshot("flow-run-phone").await;

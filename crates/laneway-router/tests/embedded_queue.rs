@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use laneway_router::parks::Parked;
 use laneway_router::source::embedded::{
-    BATCH_MAX, Commit, Durability, EmbeddedQueue, EmbeddedStore, GroupState, OpenError, Options, Publication,
-    Published, QueueError, QueueOptions, Refusal, Ungrouped,
+    BATCH_MAX, Commit, Durability, EmbeddedQueue, EmbeddedStore, GroupState, OpenError, Options, ParkNote,
+    Place, Publication, Published, QueueError, QueueOptions, Refusal, SearchLimits, Ungrouped,
 };
 use laneway_router::source::{Delivery, Disposal, Receipt, Settled, Source, SourceError, Wants};
 use tokio::time::{Instant, timeout};
@@ -17,15 +18,15 @@ use tokio::time::{Instant, timeout};
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 
-struct Place {
+struct Home {
     _folder: tempfile::TempDir,
     path: PathBuf,
 }
 
-fn place() -> Place {
+fn place() -> Home {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("queue.db");
-    Place { _folder: folder, path }
+    Home { _folder: folder, path }
 }
 
 /// Commits inside the calls, so that virtual time stands still meanwhile.
@@ -101,7 +102,7 @@ async fn what_was_published_survives_a_restart_in_order_and_what_was_settled_doe
 }
 
 /// What the file and its log hold at this moment, as somebody finds it who comes after a crash.
-fn copy_of(place: &Place) -> Place {
+fn copy_of(place: &Home) -> Home {
     let copy = self::place();
     for end in ["", "-wal"] {
         let name = |path: &Path| PathBuf::from(format!("{}{end}", path.display()));
@@ -164,9 +165,38 @@ async fn a_file_of_the_version_before_is_taken_over() {
     publish(&queue, (0..3).map(|number| of("a", number))).await;
     store.close().await;
     drop((store, queue));
-    tamper(&place.path, "DROP TABLE settled; PRAGMA user_version = 1");
+    tamper(&place.path, "DROP TABLE settled; DROP TABLE parked; PRAGMA user_version = 1");
+    let (store, queue) = reopen(&place.path);
+    store.close().await;
+    drop((store, queue));
+    tamper(&place.path, "DROP TABLE parked; PRAGMA user_version = 2");
     let (_store, queue) = reopen(&place.path);
     assert_eq!(drain(&queue).await, ["0", "1", "2"]);
+}
+
+#[tokio::test]
+async fn which_groups_are_parked_survives_a_restart() {
+    let place = place();
+    let (store, queue) = reopen(&place.path);
+    let since = std::time::UNIX_EPOCH + Duration::from_millis(1_700_000_000_123);
+    let note = |group: &str, why: Option<&str>| ParkNote {
+        pool: "p".into(),
+        group: group.into(),
+        parked: why.map(|why| Parked { since, why: why.into() }),
+    };
+    store
+        .note_parked(vec![note("a", Some("no")), note("b", Some("never")), note("c", Some("x"))])
+        .await
+        .expect("noted");
+    store
+        .note_parked(vec![note("b", None), note("a", Some("not now")), note("d", None)])
+        .await
+        .expect("noted");
+    // As a crash leaves it.
+    let copy = copy_of(&place);
+    let (again, _) = reopen(&copy.path);
+    assert_eq!(again.parked().await.expect("read"), [note("a", Some("not now")), note("c", Some("x"))]);
+    drop(queue);
 }
 
 #[tokio::test]
@@ -459,6 +489,57 @@ async fn a_group_says_what_it_does() {
         first.iter().chain(&second).map(|group| group.name.clone().expect("a name")).collect();
     names.sort();
     assert_eq!(names.iter().map(|name| &**name).collect::<Vec<_>>(), ["a", "b", "c"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_search_finds_messages_wherever_they_are_and_groups_by_a_part_of_their_name() {
+    let (store, queue) = memory(inline());
+    let message = |id: &str, group: &str| {
+        let text = serde_json::json!({ "id": id, "poolCode": "p", "mediationType": "SIMULATED" });
+        of(group, text)
+    };
+    let limits = SearchLimits { messages: 1_000_000, time: MINUTE, found: 10 };
+    // More than one step of the search can see.
+    publish(&queue, (0..5_000).map(|number| message(&format!("m-{number}"), &format!("g-{number}")))).await;
+    publish(&queue, [message("late", "slow").delay(MINUTE), message("behind", "slow")]).await;
+    let elsewhere = store.queue("elsewhere").expect("a queue");
+    publish(&elsewhere, [message("late", "slow"), message("other", "g-1")]).await;
+    let seen = async |id: &str| {
+        let found = queue.search(id, limits).await.expect("a search");
+        assert!(!found.is_cut_short);
+        found.messages.iter().map(|it| (it.id.clone(), it.pool.clone(), it.place)).collect::<Vec<_>>()
+    };
+    let is = |id: &str, place| vec![(id.to_owned(), "p".to_owned(), place)];
+    assert_eq!(seen("m-4999").await, is("m-4999", Place::Waiting));
+    assert_eq!(seen("late").await, is("late", Place::Delayed { for_millis: 60_000 }));
+    assert_eq!(seen("behind").await, is("behind", Place::Waiting));
+    assert_eq!(seen("other").await, [], "it is of another queue");
+    assert_eq!(seen("m-").await, [], "an id is looked for as a whole");
+
+    let held = claim(&queue, 9).await;
+    assert_eq!(seen("m-0").await, is("m-0", Place::Leased));
+    settle(&queue, &held[..1], Disposal::Done).await;
+    assert_eq!(seen("m-0").await, []);
+    settle(&queue, &held[1..2], Disposal::DeadLetter { reason: "no".to_owned() }).await;
+    assert_eq!(seen("m-1").await, is("m-1", Place::DeadLetter));
+    // Done in numbers, so that their rows are still there.
+    let many = claim(&queue, 2_000).await;
+    settle(&queue, &many, Disposal::Done).await;
+    assert_eq!(seen("m-1500").await, []);
+
+    let found = queue.search("slo", limits).await.expect("a search");
+    let groups: Vec<_> = found
+        .groups
+        .iter()
+        .map(|(group, pool)| (group.name.as_deref(), pool.as_deref(), group.depth))
+        .collect();
+    assert_eq!(groups, [(Some("slow"), Some("p"), 2)]);
+    assert_eq!(queue.search("g-", limits).await.expect("a search").groups.len(), 10);
+    let short = SearchLimits { messages: 1, ..limits };
+    let found = queue.search("behind", short).await.expect("a search");
+    assert!(found.is_cut_short && found.messages.is_empty() && found.looked > 0, "{found:?}");
+    // A group that is named as a whole is found all the same.
+    assert_eq!(queue.search("slow", short).await.expect("a search").groups.len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -763,7 +844,7 @@ async fn a_file_of_a_later_version_is_refused_by_number() {
     store.close().await;
     tamper(&place.path, "PRAGMA user_version = 99");
     let error = EmbeddedStore::open(&place.path, inline()).expect_err("too new");
-    assert_eq!(error, OpenError::Version { found: 99, known: 2 });
+    assert_eq!(error, OpenError::Version { found: 99, known: 3 });
 }
 
 fn tamper(path: &Path, sql: &str) {

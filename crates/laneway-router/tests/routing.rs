@@ -448,6 +448,113 @@ async fn a_group_is_parked_in_front_of_what_failed_until_somebody_resumes_it() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn parked_groups_do_not_fill_their_pool_and_each_goes_on_in_order() {
+    let fixed = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let target = fixed.clone();
+    let pool = PoolSettings {
+        capacity: 20,
+        group_capacity: 5,
+        attempts: 1,
+        exhausted: Exhausted::ParkGroup,
+        ..roomy()
+    };
+    let rig = Rig::new(
+        pool,
+        script(move |seen| {
+            let broken = !target.load(std::sync::atomic::Ordering::Relaxed) && seen.group.starts_with("bad");
+            async move { if broken { never() } else { Verdict::Done } }
+        }),
+    );
+    // Seven times as many as the pool has room for are parked, and those of others pass by.
+    let bad: Vec<String> = (0..30).map(|number| format!("bad-{number}")).collect();
+    for group in &bad {
+        rig.publish(group, 5).await;
+    }
+    rig.publish("good", 50).await;
+    rig.read();
+    let view = |rig: &Rig| rig.router.pool_view("DEFAULT-POOL").unwrap();
+    rig.until("all are parked", |rig| view(rig).parked_groups == 30 && rig.log.done("good").len() == 50)
+        .await;
+    // They come again and go back, and nobody is called for them.
+    for minute in 0..10 {
+        tokio::time::sleep(Duration::from_secs(60)).await; // paced: what went back comes again
+        let pool = view(&rig);
+        assert!(pool.parked_messages <= 20 && pool.held <= 40, "after {minute} minutes: {pool:?}");
+        rig.publish("good", 20).await;
+        let all = 50 + 20 * (minute + 1);
+        rig.until("the others pass", |rig| rig.log.done("good").len() == all).await;
+    }
+    assert!(bad.iter().all(|group| rig.log.begun(group) == [(0, 1)]), "each head was called once");
+    fixed.store(true, std::sync::atomic::Ordering::Relaxed);
+    for group in &bad {
+        assert!(rig.router.resume("DEFAULT-POOL", group).unwrap(), "{group}");
+        assert!(rig.router.parked("DEFAULT-POOL", group).unwrap().is_none());
+    }
+    rig.drained().await;
+    let mut all: Vec<(&str, u64)> = bad.iter().map(|group| (group.as_str(), 5)).collect();
+    all.push(("good", 250));
+    rig.verify(&all);
+    assert_eq!((view(&rig).parked_groups, view(&rig).parked_messages, view(&rig).held), (0, 0, 0));
+}
+
+/// A park is of the group and not of what it has at the moment.
+#[tokio::test(start_paused = true)]
+async fn a_group_stays_parked_when_its_last_message_has_left() {
+    let gate = Gate::new();
+    let rig = Rig::new(roomy(), gate.script());
+    rig.publish("a", 1).await;
+    rig.read();
+    rig.until("it is under way", |rig| rig.log.running() == 1).await;
+    assert!(rig.router.park("DEFAULT-POOL", "a", "not today").unwrap());
+    assert!(!rig.router.park("DEFAULT-POOL", "nobody", "not today").unwrap());
+    gate.open_for_good();
+    rig.drained().await;
+    rig.publish("a", 2).await;
+    rig.publish("b", 2).await;
+    rig.until("b is done", |rig| rig.log.done("b").len() == 2).await;
+    tokio::time::sleep(Duration::from_secs(60)).await; // paced: nothing is to happen
+    assert_eq!(rig.log.begun("a").len(), 1);
+    assert_eq!(rig.router.all_parked("DEFAULT-POOL", 10).unwrap().len(), 1);
+    assert!(rig.router.resume("DEFAULT-POOL", "a").unwrap());
+    rig.drained().await;
+    rig.verify(&[("a", 3), ("b", 2)]);
+    assert!(!rig.router.resume("DEFAULT-POOL", "a").unwrap(), "there is nothing to resume any more");
+}
+
+/// Whoever resumes while the group is being stopped finds it going on, whoever is first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn parking_and_resuming_against_attempts_leaves_no_group_behind() {
+    let rig = Rig::new(
+        PoolSettings { attempts: 1, exhausted: Exhausted::ParkGroup, ..roomy() },
+        script(|seen| async move { if seen.number % 3 == 2 { never() } else { Verdict::Done } }),
+    );
+    rig.read();
+    let router = rig.router.clone();
+    let operator = tokio::spawn(async move {
+        loop {
+            for group in ["a", "b", "c"] {
+                let _ = router.park("DEFAULT-POOL", group, "now");
+                tokio::task::yield_now().await;
+                let _ = router.resume("DEFAULT-POOL", group);
+                // What its pool has parked is never delivered otherwise.
+                let _ = router.skip("DEFAULT-POOL", group);
+            }
+            tokio::task::yield_now().await;
+        }
+    });
+    for group in ["a", "b", "c"] {
+        rig.publish(group, 300).await;
+    }
+    rig.drained().await;
+    operator.abort();
+    assert_eq!(rig.log.violations(), Vec::<String>::new());
+    for group in ["a", "b", "c"] {
+        assert!(rig.log.done(group).is_sorted(), "{group}");
+        assert!(rig.log.begun(group).is_sorted(), "{group}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn block_on_error_parks_whatever_the_pool_says_and_an_operator_can_skip() {
     for exhausted in [Exhausted::DeadLetter, Exhausted::GiveBack(millis(10))] {
         let rig = Rig::new(

@@ -440,6 +440,7 @@ async fn every_route_answers_as_it_is_described() {
         ("POST", "/api/groups/extra/r/park", Some(json!({ "why": "to look at it" })), 200),
         ("POST", "/api/groups/extra/r/skip", None, 200),
         ("GET", "/api/in-flight", None, 200),
+        ("GET", "/api/parked", None, 200),
         ("GET", "/api/search?q=dead", None, 200),
         ("GET", "/api/search?q=ru", None, 200),
         ("GET", "/api/failures", None, 200),

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::client::{Service, part};
 use crate::exit::Failure;
-use crate::table::{self, Column, count, field};
+use crate::table::{self, Column, count, field, printable};
 
 /// What `laneway dead-letters` can be told.
 #[derive(clap::Args)]
@@ -84,9 +84,34 @@ fn and_queue(queue: Option<&str>) -> String {
     queue.map(|queue| format!("&queue={}", part(queue))).unwrap_or_default()
 }
 
+/// What is known of a broker's dead letters: how many, and where they are.
+const ELSEWHERE: [Column; 4] = [
+    ("source", |source| field(source, "name")),
+    ("kind", |source| field(source, "kind")),
+    (">dead letters", |source| field(source, "dead")),
+    ("where", |source| field(source, "deadLettersAt")),
+];
+
+/// The sources that keep their dead letters themselves. An older service does not say which.
+fn elsewhere(sources: &Value) -> Vec<Value> {
+    let all = sources.as_array().into_iter().flatten();
+    all.filter(|source| source["deadLettersAt"].is_string()).cloned().collect()
+}
+
 fn list(service: &Service, queue: Option<&str>, after: u64, most: u32) -> Result<(), Failure> {
+    let client = service.connect()?;
+    let sources = client.get("/api/sources")?;
+    let brokers = elsewhere(&sources);
+    if queue.is_none() && !brokers.is_empty() && brokers.len() == sources.as_array().map_or(0, Vec::len) {
+        return Ok(table::print(service.json, &Value::Array(brokers), &ELSEWHERE, "there are no sources")?);
+    }
     let path = format!("/api/dead-letters?after={after}&most={most}{}", and_queue(queue));
-    let letters = service.connect()?.get(&path)?;
+    let letters = client.get(&path)?;
+    for broker in brokers.iter().filter(|broker| broker["dead"].as_u64() > Some(0)) {
+        let number = count(broker["dead"].as_u64().unwrap_or(0), "dead letter");
+        let text = |name: &str| broker[name].as_str().unwrap_or_default();
+        eprintln!("{}", printable(&format!("{} has {number}: {}", text("name"), text("deadLettersAt"))));
+    }
     table::print(service.json, &letters, &COLUMNS, "there are no dead letters")?;
     let shown = letters.as_array().map_or(0, Vec::len);
     if shown == most as usize

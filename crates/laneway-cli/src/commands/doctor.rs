@@ -1,12 +1,13 @@
 //! `laneway doctor`: says of a configuration whether each broker can be reached, has what is needed, and keeps the order of groups, and how to mend what does not.
 //!
-//! It asks the brokers themselves, one after the other, and changes nothing. The service need not run.
+//! It asks the brokers themselves, one after the other, and the database of the standby's lease, and changes nothing. The service need not run.
 
 use std::time::Duration;
 
 use anyhow::Context as _;
 use laneway_router::config::Config;
 use laneway_router::source::broker::{Broker, Examination, Finding, Level, Role};
+use laneway_router::standby;
 use serde_json::{Value, json};
 
 use super::config::{Layered, bad};
@@ -64,6 +65,11 @@ async fn examine_all(config: &Config) -> Vec<(About, Finding)> {
         );
         found.push(("embedded queue".to_owned(), Finding::fine(what)));
     }
+    if let Some(standby) = &config.standby {
+        let about = format!("standby {:?}", standby.name);
+        let findings = examine_standby(config, standby).await;
+        found.extend(findings.into_iter().map(|finding| (about.clone(), finding)));
+    }
     let sources = config.sources.iter().map(|(name, broker)| (Role::Source, name, broker));
     let sinks = config.sinks.iter().map(|(name, broker)| (Role::Sink, name, broker));
     for (role, name, broker) in sources.chain(sinks) {
@@ -84,6 +90,43 @@ async fn examine(config: &Config, role: Role, name: &str, broker: &dyn Broker) -
             vec![Finding::error(format!("it has not answered within {} s", EXAMINATION.as_secs()), MEND)]
         }
     }
+}
+
+/// Whether the lease can be asked for and taken, and who has it.
+async fn examine_standby(config: &Config, standby: &standby::Settings) -> Vec<Finding> {
+    let lease = match standby.open() {
+        Ok(lease) => lease,
+        Err(error) => return vec![Finding::error(error, "set laneway.standby.lease")],
+    };
+    let sight = match tokio::time::timeout(EXAMINATION, lease.look()).await {
+        Ok(Ok(sight)) => sight,
+        Ok(Err(error)) => {
+            return vec![Finding::error(format!("the lease cannot be asked for: {error}"), MEND)];
+        }
+        Err(_) => return vec![Finding::error("the lease's database does not answer", MEND)],
+    };
+    let mut found = vec![match sight.last {
+        Some(holder) if holder.left > Duration::ZERO => Finding::fine(format!(
+            "{} has the lease under token {}; another one would stand by, and take over {:?} after it was last renewed",
+            holder.name, holder.token, standby.time
+        )),
+        Some(holder) => {
+            Finding::fine(format!("nobody has the lease; the next token is {}", holder.token + 1))
+        }
+        None => Finding::fine("nobody has had the lease yet"),
+    }];
+    if !sight.is_allowed {
+        let mend = "GRANT CREATE on the database for the first start, or INSERT, SELECT and UPDATE on laneway_queue.lease afterwards";
+        found.push(Finding::error("this user may not take the lease", mend));
+    }
+    if !config.queue.names.is_empty() {
+        let what = "the embedded queue is a file of this machine: what is in it when another one takes over waits until this one works again";
+        found.push(Finding::warning(
+            what,
+            "read from a broker that all of them reach, with laneway.queue.queues = []",
+        ));
+    }
+    found
 }
 
 fn word(level: Level) -> &'static str {

@@ -136,8 +136,9 @@ fn standing(client: &Client, group: &str) -> Result<Vec<Value>, Failure> {
     Ok(views)
 }
 
+/// A parked group is where it is parked, also if nothing of it is there.
 fn holds(view: &Value) -> bool {
-    view["depth"].as_u64().unwrap_or(0) > 0
+    view["depth"].as_u64().unwrap_or(0) > 0 || view["state"] == "parked"
 }
 
 /// How the group stands in each pool that holds messages of it.

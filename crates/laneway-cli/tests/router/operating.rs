@@ -120,6 +120,71 @@ fn a_group_is_explained_parked_skipped_and_resumed() {
 }
 
 #[test]
+fn a_parked_group_stays_parked_when_the_process_is_killed() {
+    let config =
+        "laneway { pools.orders { attempts = 1, exhausted = park-group }, queue.durability = power-loss }";
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("laneway.conf");
+    std::fs::write(&file, config).expect("written");
+    let file = file.display().to_string();
+    let serve = ["serve", "--bind", "127.0.0.1:0", "--json", "--config", &file];
+    let service = Running::spawn(&serve);
+    // One is parked by an operator, one by its pool; a third one is not.
+    service.tell(&["pools", "pause", "orders"]);
+    for group in ["by-hand", "free"] {
+        service.tell(&[
+            "send",
+            "--group",
+            group,
+            "--pool",
+            "orders",
+            "--count",
+            "3",
+            "--target",
+            "SIMULATED 1ms",
+        ]);
+    }
+    let broken = format!("{}/api/test/client-error", service.url);
+    service.tell(&["send", "--group", "by-pool", "--pool", "orders", "--count", "2", "--target", &broken]);
+    service.until(&["lanes"], |lanes| lanes.len() == 3);
+    service.tell(&["park", "by-hand", "--why", "the warehouse moves"]);
+    service.tell(&["pools", "resume", "orders"]);
+    service.delivered("orders", 3);
+    service.until(&["explain", "by-pool"], |views| views[0]["state"] == "parked");
+    // What a pool parks is written a moment later.
+    service.tell(&["park", "by-pool"]);
+
+    let service = service.kill_and_spawn(&serve);
+    for (group, why, depth) in [("by-hand", "the warehouse moves", 3), ("by-pool", "status 400", 2)] {
+        let view = &service
+            .until(&["explain", group], |views| views[0]["depth"] == depth && views[0]["state"] == "parked")
+            [0];
+        let why_now = view["reason"]["why"].as_str().unwrap_or_default();
+        assert!(why_now.contains(why), "{view}");
+    }
+    // What comes now passes by, and nothing of the two was called.
+    service.tell(&[
+        "send",
+        "--group",
+        "free",
+        "--pool",
+        "orders",
+        "--count",
+        "2",
+        "--target",
+        "SIMULATED 1ms",
+    ]);
+    service.delivered("orders", 2);
+    assert_eq!(service.tell(&["explain", "by-pool"])[0]["failures"], json!([]));
+    service.tell(&["resume", "by-hand"]);
+    service.delivered("orders", 5);
+
+    let service = service.kill_and_spawn(&serve);
+    service.until(&["explain", "by-pool"], |views| views[0]["state"] == "parked" && views[0]["depth"] == 2);
+    assert_eq!(service.tell(&["explain", "by-hand"])[0]["state"], "idle");
+}
+
+#[test]
 fn dead_letters_are_listed_redriven_and_purged() {
     let service = Running::start(&[]);
     let target = format!("{}/api/test/client-error", service.url);

@@ -110,7 +110,18 @@ impl Running {
 
     /// Any `laneway serve ... --json`.
     pub(crate) fn spawn(arguments: &[&str]) -> Running {
-        let folder = tempfile::tempdir().expect("a folder");
+        Running::spawn_in(tempfile::tempdir().expect("a folder"), arguments)
+    }
+
+    /// Kills it, as a power cut would, and starts another one where it was.
+    pub(crate) fn kill_and_spawn(mut self, arguments: &[&str]) -> Running {
+        self.child.kill().expect("killed");
+        self.child.wait().expect("it ends");
+        let elsewhere = tempfile::tempdir().expect("a folder");
+        Running::spawn_in(std::mem::replace(&mut self.folder, elsewhere), arguments)
+    }
+
+    fn spawn_in(folder: TempDir, arguments: &[&str]) -> Running {
         let mut command = laneway(arguments);
         command.current_dir(folder.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("the binary runs");

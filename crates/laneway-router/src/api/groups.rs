@@ -7,19 +7,23 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::input::{Json, Query};
-use super::looking::Failed;
+use super::looking::{Failed, why_queued};
 use super::most;
 use super::problem::Problem;
 use super::route::Route;
 use crate::pool::GroupKey;
+use crate::record::kept;
 use crate::service::Service;
-use crate::source::embedded::GroupState;
+use crate::source::embedded::{GroupState, GroupView};
 
 /// How many of the groups that hold the slots are named.
 const HOLDERS_MAX: usize = 10;
 
 /// How many of the messages behind the head are shown.
 const BEHIND_MAX: usize = 50;
+
+/// How long an operator waits for the disk.
+const WRITTEN: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// A reason is a sentence, not a book.
 const WHY_BYTES_MAX: usize = 1_024;
@@ -51,6 +55,14 @@ pub(super) fn routes() -> Vec<Route> {
             "Sends the next message of a group to the dead letters",
         )
         .gives(200, "Group"),
+        Route::get(
+            "/api/parked",
+            parked,
+            "The groups that are parked, whether they have messages in their pool or not, the last ones first",
+        )
+        .query("pool", "string", "Of this pool only")
+        .query("most", "integer", "How many, at most; 100")
+        .gives(200, "[ParkedGroup]"),
         Route::get("/api/in-flight", in_flight, "What is with its target now, the oldest first")
             .query("pool", "string", "Of this pool only")
             .query("most", "integer", "How many, at most; 100")
@@ -114,6 +126,8 @@ async fn list(
 struct Group {
     pool: String,
     group: String,
+    /// The same where it is short enough to be linked to; otherwise what stands for it in links and in the history.
+    short: String,
     /// Messages in the pool.
     depth: usize,
     waiting: usize,
@@ -175,6 +189,7 @@ fn view(service: &Service, pool: String, group: String) -> Answer {
         return Err(Problem::not_found(format!("the pool {pool:?} has no place for the group {group:?}")));
     };
     let router = service.router();
+    let group = router.whole_name(&pool, &group)?;
     let in_pool = router.pool_view(&pool)?;
     let settings = in_pool.settings;
     let notes = router.notes(&pool, &group)?;
@@ -211,7 +226,31 @@ fn view(service: &Service, pool: String, group: String) -> Answer {
     });
     let behind: Vec<Behind> = behind.collect();
     let explanation = shortened(explanation);
-    let (state, reason) = reason(&explanation.reason);
+    let (mut state, mut reason) = reason(&explanation.reason);
+    let mut told = explanation.to_string();
+    let mut predicted = predicted;
+    // Nothing is here, and what no pool has claimed yet waits all the same.
+    if explanation.reason == Reason::Idle
+        && let Some((queue, view)) = queued(service, &group)
+    {
+        state = "inQueue";
+        told = format!("in the queue {queue:?}: {}", why_queued(service, Some(&pool), &view));
+        if let GroupState::Delayed { for_millis } = view.state {
+            predicted = Some(for_millis);
+        }
+    }
+    // A parked group is parked whatever it has here, and for longer than this process runs.
+    if let Some(parked) = router.parked(&pool, &group)?
+        && matches!(explanation.reason, Reason::Idle | Reason::Parked { .. } | Reason::NoWorkerFree { .. })
+    {
+        let since = parked.since.elapsed().unwrap_or_default();
+        if state != "parked" {
+            told = format!("parked for {since:?}: {}", parked.why);
+        }
+        state = "parked";
+        reason = json!({ "sinceMillis": since.as_millis() as u64, "why": parked.why });
+        predicted = None;
+    }
     let in_queue = |queue: String| {
         let view = service.queue(&queue)?.group(&group)?;
         let (state, delayed_for_millis) = match view.state {
@@ -227,7 +266,7 @@ fn view(service: &Service, pool: String, group: String) -> Answer {
         waiting: explanation.waiting,
         in_flight: explanation.in_flight,
         state,
-        explanation: explanation.to_string(),
+        explanation: told,
         reason,
         predicted_start_millis: predicted,
         average_millis: average,
@@ -235,9 +274,19 @@ fn view(service: &Service, pool: String, group: String) -> Answer {
         behind,
         failures: notes.failures.into_iter().rev().map(Failed::from).collect(),
         queues: service.queue_names().into_iter().filter_map(in_queue).collect(),
+        short: kept(&group).to_string(),
         pool,
         group,
     }))
+}
+
+/// The queue that has most of a group.
+fn queued(service: &Service, group: &str) -> Option<(String, GroupView)> {
+    let views = service.queue_names().into_iter().filter_map(|name| {
+        let view = service.queue(&name)?.group(group)?;
+        Some((name, view))
+    });
+    views.max_by_key(|(_, view)| view.depth)
 }
 
 /// In how long the head is expected to start.
@@ -254,7 +303,7 @@ fn predicted(explanation: &Explanation<GroupKey>, average: Option<f64>, slots: u
     }
 }
 
-fn shortened(mut explanation: Explanation<GroupKey>) -> Explanation<GroupKey> {
+pub(super) fn shortened(mut explanation: Explanation<GroupKey>) -> Explanation<GroupKey> {
     if let Reason::NoWorkerFree { holders, .. } = &mut explanation.reason {
         holders.truncate(HOLDERS_MAX);
     }
@@ -310,14 +359,59 @@ async fn park(
         )));
     }
     match service.router().park(&pool, &group, &why)? {
-        true => view(&service, pool, group),
+        true => {
+            written(&service).await?;
+            view(&service, pool, group)
+        }
         false => Err(nothing(&pool, &group, "to park")),
     }
 }
 
+/// What is done is done at once, and has to outlive the process.
+async fn written(service: &Service) -> Result<(), Problem> {
+    if service.router().parks_written(WRITTEN).await {
+        return Ok(());
+    }
+    let detail =
+        "it is done, and could not be written to the queue's file: after a restart it would be as before";
+    Err(Problem::new(axum::http::StatusCode::SERVICE_UNAVAILABLE, detail))
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ParkedGroup {
+    pool: String,
+    group: String,
+    since: String,
+    why: String,
+}
+
+async fn parked(
+    State(service): State<Service>,
+    Query(asked): Query<Asked>,
+) -> Result<axum::Json<Vec<ParkedGroup>>, Problem> {
+    let most = most(asked.most, 100);
+    let mut all = Vec::new();
+    for code in codes(&service, asked.pool.as_deref())? {
+        let Ok(parked) = service.router().all_parked(&code, most) else { continue };
+        all.extend(parked.into_iter().map(|(group, parked)| (code.clone(), group, parked)));
+    }
+    all.sort_by_key(|(.., parked)| std::cmp::Reverse(parked.since));
+    let shown = all.into_iter().take(most).map(|(pool, group, parked)| ParkedGroup {
+        pool,
+        group: kept(&group).to_string(),
+        since: super::iso_of(parked.since),
+        why: parked.why.to_string(),
+    });
+    Ok(axum::Json(shown.collect()))
+}
+
 async fn resume(State(service): State<Service>, Path((pool, group)): Path<(String, String)>) -> Answer {
     match service.router().resume(&pool, &group)? {
-        true => view(&service, pool, group),
+        true => {
+            written(&service).await?;
+            view(&service, pool, group)
+        }
         false => Err(nothing(&pool, &group, "to resume")),
     }
 }

@@ -1,5 +1,7 @@
 //! What the dashboard asks beside its pictures: a search, the newest failures, who did what, and what each slot of a pool does.
 
+use std::time::Duration;
+
 use axum::extract::{Path, State};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -11,10 +13,11 @@ use super::route::Route;
 use super::{iso, iso_of, most};
 use crate::mediator::BreakerState;
 use crate::message::MediationType;
-use crate::pool::GroupKey;
-use crate::record::FailedAttempt;
-use crate::router::SourceView;
+use crate::pool::{GroupKey, PoolState};
+use crate::record::{FailedAttempt, kept};
+use crate::router::{DEFAULT_POOL, SourceView};
 use crate::service::Service;
+use crate::source::embedded::{EmbeddedQueue, GroupState, GroupView, Place, SearchLimits, Sighting};
 
 /// Longer texts are not searched for: no name is longer where we have a say, and the address has to carry it.
 const SEARCH_BYTES_MAX: usize = 16 * 1024;
@@ -22,8 +25,9 @@ const SEARCH_BYTES_MAX: usize = 16 * 1024;
 /// Found groups and messages that are shown.
 const FOUND_MAX: usize = 50;
 
-/// Dead letters that are looked through, the oldest, per queue.
-const DEAD_LETTERS_SEARCHED: usize = 1_000;
+/// How far a search goes into a queue: about a second for each million messages.
+const SEARCH_LIMITS: SearchLimits =
+    SearchLimits { messages: 2_000_000, time: Duration::from_secs(4), found: FOUND_MAX };
 
 /// Slots of a pool that are listed.
 const SLOTS_MAX: usize = 1_000;
@@ -56,28 +60,46 @@ struct Asked {
 
 #[derive(Debug, Serialize)]
 struct FoundGroup {
-    /// None while all of it is in a queue.
+    /// None while all of it is in a queue and its next message asks for none that is known.
     pool: Option<String>,
+    /// Its name, or the short one of it by which links lead to it.
     group: String,
+    /// Whether that is all that was looked for, and not a part of it.
+    exact: bool,
     depth: usize,
+    /// The queue that has all of it.
+    queue: Option<String>,
+    /// Why its next message is not with its target.
+    why: String,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct FoundMessage {
     message_id: String,
-    /// `waiting`, `inFlight` or `deadLetter`.
+    /// `waiting` or `inFlight` in a pool; `inQueue`, `delayed`, `claimed` or `deadLetter` in a queue.
     state: &'static str,
     pool: Option<String>,
     group: Option<String>,
     queue: Option<String>,
     sequence: Option<u64>,
+    /// Why it is there.
+    why: Option<String>,
+}
+
+/// What was not looked through, or not to its end.
+#[derive(Debug, Serialize)]
+struct NotSearched {
+    source: String,
+    why: String,
 }
 
 #[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
 struct Found {
     groups: Vec<FoundGroup>,
     messages: Vec<FoundMessage>,
+    not_searched: Vec<NotSearched>,
 }
 
 async fn search(
@@ -95,7 +117,10 @@ async fn search(
     for name in service.queue_names() {
         found.look_into_queue(&service, name, text).await?;
     }
-    found.groups.sort_by_key(|group| (group.group != text, std::cmp::Reverse(group.depth)));
+    for source in service.router().source_states().iter().filter(|source| source.kind != "embedded") {
+        found.not_searched.push(NotSearched { source: source.name.clone(), why: no_search(source.kind) });
+    }
+    found.groups.sort_by_key(|group| (!group.exact, std::cmp::Reverse(group.depth)));
     found.groups.truncate(FOUND_MAX);
     found.messages.truncate(FOUND_MAX);
     Ok(axum::Json(found))
@@ -103,8 +128,96 @@ async fn search(
 
 fn named(key: &GroupKey) -> Option<String> {
     match key {
-        GroupKey::Named(name) => Some(name.to_string()),
+        GroupKey::Named(name) => Some(kept(name).to_string()),
         GroupKey::Alone(_) => None,
+    }
+}
+
+/// What somebody can do who looks for a message that a source of this kind has.
+fn no_search(kind: &str) -> String {
+    let tools = match kind {
+        "postgres" => {
+            "look with SQL: SELECT msg_id, vt, headers, message FROM pgmq.q_<queue> WHERE message ->> 'id' = '<id>'"
+        }
+        "kafka" => {
+            "look with a consumer of another group, for example kafka-console-consumer --property print.key=true"
+        }
+        "nats" => "look with `nats stream view`, or `nats stream get`",
+        "rabbitmq" => "look with the management page of the queue, `Get messages`",
+        "activemq" => "browse the queue on the page of the broker",
+        "sqs" => "SQS shows messages only to who receives them",
+        _ => "it has no way to look without taking",
+    };
+    format!("what it has not handed out cannot be searched from here; {tools}")
+}
+
+/// A time as people say it.
+fn spoken(millis: u64) -> String {
+    let seconds = millis / 1_000;
+    match seconds {
+        0 => format!("{millis} ms"),
+        1..60 => format!("{:.1} s", millis as f64 / 1e3),
+        60..3_600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        _ => format!("{} h {} min", seconds / 3_600, seconds / 60 % 60),
+    }
+}
+
+/// What keeps a pool from taking more, to be added to a sentence.
+fn why_not_taken(service: &Service, pool: Option<&str>) -> String {
+    let Some(code) = pool else { return String::new() };
+    match service.router().pool_view(code) {
+        Ok(pool) if pool.state == PoolState::Paused => format!("; its pool {code} is paused"),
+        Ok(_) if service.router().has_room(code) == Ok(false) => format!("; its pool {code} has no room"),
+        _ => String::new(),
+    }
+}
+
+/// Why a group waits that is in a queue.
+pub(super) fn why_queued(service: &Service, pool: Option<&str>, view: &GroupView) -> String {
+    let more = why_not_taken(service, pool);
+    match view.state {
+        GroupState::Ready => format!("its next message waits to be claimed{more}"),
+        GroupState::Leased => {
+            format!("messages of it are handed out, and the next ones follow as there is room{more}")
+        }
+        GroupState::Delayed { for_millis } => {
+            let (head, time) = (view.head, spoken(for_millis));
+            format!(
+                "its next message (sequence {head}) is not due for {time}, and all of it waits with that{more}"
+            )
+        }
+        GroupState::Recalling => {
+            let words = "a message of it came back while later ones are handed out";
+            format!("{words}; it goes on when those have come back, too")
+        }
+    }
+}
+
+/// Where a message of a queue is, in a word, and why.
+fn whereabouts(
+    service: &Service,
+    queue: &EmbeddedQueue,
+    pool: Option<&str>,
+    seen: &Sighting,
+) -> (&'static str, Option<String>) {
+    let group = || seen.group.as_deref().and_then(|name| queue.group(name));
+    match seen.place {
+        Place::DeadLetter => ("deadLetter", None),
+        Place::Leased => {
+            ("claimed", Some("it is handed out, and on its way into its pool, or back from it".to_owned()))
+        }
+        Place::Delayed { for_millis } => {
+            let (time, more) = (spoken(for_millis), why_not_taken(service, pool));
+            ("delayed", Some(format!("it is not due for {time}{more}")))
+        }
+        Place::Waiting => match group() {
+            Some(view) if view.head != seen.sequence => {
+                let why = why_queued(service, pool, &view);
+                ("inQueue", Some(format!("behind others of its group: {why}")))
+            }
+            Some(view) => ("inQueue", Some(why_queued(service, pool, &view))),
+            None => ("inQueue", Some("it waits to be claimed".to_owned())),
+        },
     }
 }
 
@@ -113,9 +226,11 @@ impl Found {
     fn look_into_pool(&mut self, service: &Service, code: &str, text: &str) {
         let router = service.router();
         for (key, depth) in router.find_groups(code, text, FOUND_MAX).unwrap_or_default() {
-            if let Some(group) = named(&key) {
-                self.groups.push(FoundGroup { pool: Some(code.to_owned()), group, depth });
-            }
+            let Some(group) = named(&key) else { continue };
+            let why = router.explain(code, key.name()).ok().flatten();
+            let why = why.map_or(String::new(), |why| super::groups::shortened(why).to_string());
+            let (pool, exact) = (Some(code.to_owned()), key.name() == text);
+            self.groups.push(FoundGroup { pool, group, exact, depth, queue: None, why });
         }
         let message = |state, id: &str, key: &GroupKey, sequence| FoundMessage {
             message_id: id.to_owned(),
@@ -124,6 +239,7 @@ impl Found {
             group: named(key),
             queue: None,
             sequence,
+            why: None,
         };
         let waiting = router.find_message(code, text, FOUND_MAX).unwrap_or_default();
         self.messages.extend(
@@ -134,29 +250,59 @@ impl Found {
         self.messages.extend(running.map(|one| message("inFlight", &one.message.id, &one.key, None)));
     }
 
-    /// What still lies in a queue has its name in the index, but not its ids.
+    /// What no pool has: what waits in a queue, and the dead letters.
     async fn look_into_queue(&mut self, service: &Service, name: String, text: &str) -> Result<(), Problem> {
         let Some(queue) = service.queue(&name) else { return Ok(()) };
-        if let Some(view) = queue.group(text)
-            && !self.groups.iter().any(|group| group.group == text)
-        {
-            self.groups.push(FoundGroup { pool: None, group: text.to_owned(), depth: view.depth });
+        let sought = queue.search(text, SEARCH_LIMITS).await?;
+        if sought.is_cut_short {
+            let count = sought.looked;
+            let why = format!(
+                "the oldest {count} of its messages and dead letters were looked through; those behind them were not"
+            );
+            self.not_searched.push(NotSearched { source: name.clone(), why });
         }
-        for kept in queue.dead_letters(0, DEAD_LETTERS_SEARCHED).await? {
-            let message: Value = serde_json::from_slice(&kept.text).unwrap_or_default();
-            let group = kept.group.as_deref();
-            if message["id"].as_str() == Some(text) || group == Some(text) {
-                self.messages.push(FoundMessage {
-                    message_id: message["id"].as_str().unwrap_or_default().to_owned(),
-                    state: "deadLetter",
-                    pool: message["poolCode"].as_str().map(str::to_owned),
-                    group: group.map(str::to_owned),
-                    queue: Some(name.clone()),
-                    sequence: Some(kept.sequence),
-                });
+        for (view, pool) in sought.groups {
+            let Some(group) = view.name.clone() else { continue };
+            if self.groups.iter().any(|found| *found.group == *group) {
+                continue;
             }
+            let pool = pool.map(|code| pool_of(service, &code));
+            self.groups.push(FoundGroup {
+                why: why_queued(service, pool.as_deref(), &view),
+                pool,
+                exact: *group == *text,
+                group: group.to_string(),
+                depth: view.depth,
+                queue: Some(name.clone()),
+            });
+        }
+        for seen in sought.messages {
+            let is_known =
+                self.messages.iter().any(|found| found.message_id == seen.id && found.queue.is_none());
+            if seen.place == Place::Leased && is_known {
+                continue;
+            }
+            let pool = Some(pool_of(service, &seen.pool));
+            let (state, why) = whereabouts(service, &queue, pool.as_deref(), &seen);
+            self.messages.push(FoundMessage {
+                message_id: seen.id,
+                state,
+                pool,
+                group: seen.group.map(|group| group.to_string()),
+                queue: Some(name.clone()),
+                sequence: Some(seen.sequence),
+                why,
+            });
         }
         Ok(())
+    }
+}
+
+/// The pool that runs what asks for this one.
+fn pool_of(service: &Service, code: &str) -> String {
+    match service.router().pool_view(code.trim()) {
+        Ok(pool) => pool.code.to_string(),
+        Err(_) => DEFAULT_POOL.to_owned(),
     }
 }
 

@@ -145,6 +145,7 @@ struct PoolRow {
     in_flight: usize,
     groups: usize,
     parked: usize,
+    parked_messages: usize,
     capacity: usize,
     concurrency: usize,
     service: Histogram,
@@ -266,6 +267,7 @@ impl PoolRow {
             in_flight: 0,
             groups: 0,
             parked: 0,
+            parked_messages: 0,
             capacity: 0,
             concurrency: 0,
             service: Histogram::default(),
@@ -290,7 +292,8 @@ impl PoolRow {
         self.waiting += view.held.saturating_sub(in_flight);
         self.in_flight += in_flight;
         self.groups += view.groups;
-        self.parked += view.engine.dispatchers.iter().map(|part| part.parked_lanes).sum::<usize>();
+        self.parked += view.parked_groups;
+        self.parked_messages += view.parked_messages;
         self.capacity += view.settings.capacity;
         self.concurrency += view.settings.concurrency;
         self.service.add(&view.attempts);
@@ -327,6 +330,11 @@ fn about_pools(text: &mut Text, views: Vec<PoolView>) {
     gauge("laneway_pool_in_flight", "Messages that are with their target.", |row| row.in_flight);
     gauge("laneway_pool_groups", "Groups that have messages in the pool.", |row| row.groups);
     gauge("laneway_pool_parked_groups", "Groups that wait for an operator.", |row| row.parked);
+    gauge(
+        "laneway_pool_parked_messages",
+        "Messages of those groups in the pool, which do not count against its capacity.",
+        |row| row.parked_messages,
+    );
     gauge("laneway_pool_capacity_messages", "How many messages the pool holds at most.", |row| row.capacity);
     gauge("laneway_pool_concurrency", "How many messages are with their targets at most.", |row| {
         row.concurrency

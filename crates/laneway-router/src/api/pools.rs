@@ -73,6 +73,7 @@ pub(super) struct Pool {
     in_flight: usize,
     waiting: usize,
     parked_groups: usize,
+    parked_messages: usize,
     retrying_groups: usize,
     counts: Counts,
     latency: Latency,
@@ -112,7 +113,8 @@ pub(super) fn state_name(state: PoolState) -> &'static str {
 
 impl From<PoolView> for Pool {
     fn from(view: PoolView) -> Self {
-        let PoolView { code, state, settings, held, groups, counts, attempts: _, engine } = view;
+        let PoolView { code, state, settings, held, groups, counts, engine, .. } = view;
+        let (parked_groups, parked_messages) = (view.parked_groups, view.parked_messages);
         let service = engine.service();
         let millis = |time: Duration| time.as_micros() as f64 / 1_000.0;
         let sum =
@@ -146,7 +148,8 @@ impl From<PoolView> for Pool {
             groups,
             in_flight,
             waiting: held.saturating_sub(in_flight),
-            parked_groups: sum(|part| part.parked_lanes),
+            parked_groups,
+            parked_messages,
             retrying_groups: sum(|part| part.deferred_lanes),
             counts: Counts {
                 submitted: counts.submitted,

@@ -57,6 +57,31 @@ pub(super) struct Source {
     leased: Option<u64>,
     dead: Option<u64>,
     quarantined: Option<u64>,
+    /// Where its dead letters are and how to look at them; nothing where `/api/dead-letters` lists them.
+    #[serde(rename = "deadLettersAt")]
+    dead_letters_at: Option<&'static str>,
+}
+
+/// Where a kind of broker keeps what was given up. Each keeps it itself, so that it is where its users look for it.
+fn dead_letters_at(kind: &str) -> Option<&'static str> {
+    Some(match kind {
+        "embedded" => return None,
+        "nats" => "the stream <stream>-dead, the reason in Laneway-Reason; look with `nats stream view`",
+        "rabbitmq" => {
+            "the queue <queue>.dead, or that of dead-letters, the reason in x-laneway-reason; look with the management page"
+        }
+        "activemq" => {
+            "the queue <queue>.dead, or that of dead-letters, the reason in x-laneway-reason; browse it on the broker's page"
+        }
+        "sqs" => {
+            "the queue of dead-letters, or of the redrive policy, the reason in laneway-reason; bring back with `aws sqs start-message-move-task`"
+        }
+        "kafka" => {
+            "the topic of dead-letters, the reason in laneway-reason; look with `kafka-console-consumer --property print.headers=true`"
+        }
+        "postgres" => "the table laneway_queue.kept, the reason beside them; look with SQL",
+        _ => "where the source itself keeps them",
+    })
 }
 
 impl From<SourceView> for Source {
@@ -75,6 +100,7 @@ impl From<SourceView> for Source {
             leased: view.depth.map(|depth| depth.leased),
             dead: view.depth.map(|depth| depth.dead),
             quarantined: view.depth.map(|depth| depth.quarantined),
+            dead_letters_at: dead_letters_at(view.kind),
         }
     }
 }

@@ -73,6 +73,17 @@ function broken(points, values) {
   return text;
 }
 
+/// Values that have no neighbours: a line would be too thin to be seen.
+function lonely(values) {
+  return values.flatMap((value, place) => (value > 0 && !(values[place - 1] > 0) && !(values[place + 1] > 0) ? [place] : []));
+}
+
+function dot(cx, cy, fill) {
+  const circle = svg("circle", { cx: cx.toFixed(1), cy: cy.toFixed(1), r: "3.5" });
+  circle.style.setProperty("fill", fill);
+  return circle;
+}
+
 function legendOf(series) {
   return series.map((one) => {
     const text = one.link ? h("a", { href: one.link, class: "name", title: one.name.slice(0, 400) }, h("bdi", {}, one.name.slice(0, 400))) : h("bdi", { class: "name" }, one.name);
@@ -137,6 +148,7 @@ export function overTime(title, about, id, { stacked = false, format = count, he
         const path = svg("path", { class: "line", d: gaps ? broken(line, to) : `M${line.join("L")}` });
         path.style.setProperty("stroke", one.color);
         parts.push(path);
+        if (gaps) parts.push(lonely(to).map((place) => dot(x(place), y(to[place]), one.color)));
       }
     }
     if (model.limit) {

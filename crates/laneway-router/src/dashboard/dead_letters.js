@@ -80,7 +80,7 @@ export function deadLetters() {
 
   /// Of a broker only the number is known: it keeps them itself.
   function drawElsewhere(sources) {
-    const rows = sources.map((source) => [name(source.name), source.kind, count(source.dead), "in the broker's own dead letters"]);
+    const rows = sources.map((source) => [name(source.name), source.kind, count(source.dead), h("bdi", {}, source.deadLettersAt)]);
     show(elsewhere, rows.length ? table("Dead letters of brokers", [["Source"], ["Kind"], ["Dead letters", "number"], ["Where", "wide"]], rows) : []);
     elsewhere.hidden = !rows.length;
   }

@@ -217,18 +217,20 @@ function run(id) {
     show(status, facts([["Flow", h("a", { href: flowAddress(it.flow) }, it.flow)], ["State", badge(it.status)], it.key !== null && ["Key", h("bdi", {}, String(it.key))], ["Started", moment(it.startedAt)], ["Took", span((it.endedAt ? new Date(it.endedAt) : new Date()) - new Date(it.startedAt))], it.error && ["Error", h("bdi", {}, it.error)]]));
     show(picture, graph(it.steps, words));
     show(timings, along(it));
-    show(
+    showUnfolded(
       steps,
       table(
         "Steps",
-        [["Step"], ["State"], ["Queue"], ["Tasks"], ["Took", "number"], ["Output or error", "wide"], [""]],
+        [["Step"], ["State"], ["Queue"], ["Tasks"], ["Attempts", "number"], ["Took", "number"], ["Input"], ["Output or error", "wide"], [""]],
         it.steps.map((step) => [
           name(step.slug),
           badge(step.status),
           step.manual ? "by hand" : (step.queue ?? "–"),
           Object.entries(step.tasks).filter(([, number]) => number).map(([state, number]) => `${number} ${state}`).join(", ") || "–",
+          attemptsOf(step, list),
           step.startedAt ? span((step.endedAt ? new Date(step.endedAt) : new Date()) - new Date(step.startedAt)) : "–",
-          step.error ? h("bdi", {}, step.error) : step.skipReason ? `skipped: ${step.skipReason}` : step.output === null ? cut(step.output, step.outputBytes) : h("details", {}, h("summary", {}, "Show"), h("pre", { tabindex: "0" }, JSON.stringify(step.output, null, 2))),
+          step.startedAt ? folded(`${step.slug} input`, inputOf(step, it)) : "–",
+          step.error ? h("bdi", {}, step.error) : step.skipReason ? `skipped: ${step.skipReason}` : step.output === null ? cut(step.output, step.outputBytes) : folded(`${step.slug} output`, step.output),
           step.manual && step.status === "started" ? byHand(step) : "",
         ]),
       ),
@@ -237,6 +239,30 @@ function run(id) {
     show(texts, h("div", { class: "grid" }, [["Input", it.input, it.inputBytes], ["Output", it.output, it.outputBytes]].map(([title, value, bytes]) => h("div", {}, h("h3", {}, title), h("pre", { tabindex: "0" }, value === null || value === undefined ? cut(value, bytes) || "–" : JSON.stringify(value, null, 2))))));
   });
   return page;
+}
+
+function folded(key, value) {
+  return h("details", { "data-key": key }, h("summary", {}, "Show"), h("pre", { tabindex: "0" }, JSON.stringify(value, null, 2)));
+}
+
+/// Draws anew, and what somebody has unfolded stays so.
+function showUnfolded(element, ...children) {
+  const unfolded = new Set([...element.querySelectorAll("details[open]")].map((it) => it.dataset.key));
+  show(element, ...children);
+  for (const it of element.querySelectorAll("details")) it.open = unfolded.has(it.dataset.key);
+}
+
+/// What a step gets: the input of the run, or, behind others, what those gave. Large values are left out of a look, and so here.
+function inputOf(step, { steps, input }) {
+  if (!step.dependsOn?.length) return input;
+  const given = new Map(steps.map((other) => [other.slug, other.output]));
+  return Object.fromEntries(step.dependsOn.map((other) => [other, given.get(other) ?? null]));
+}
+
+/// Of a map, those of the task that needed the most.
+function attemptsOf(step, tasks) {
+  const all = tasks.filter((task) => task.step === step.slug).map((task) => task.attempts);
+  return all.length ? count(Math.max(...all)) : "–";
 }
 
 function words(step) {

@@ -10,6 +10,7 @@ const DEAD_LETTERS = 200;
 export function group(pool = "", key = "") {
   if (!pool || !key) return { title: "No group", node: h("p", {}, "The address names no group.") };
   const base = `/api/groups${path(pool, key)}`;
+  const title = h("bdi", {}, cut(key));
   const status = h("div", {});
   const body = h("div", { class: "stack" });
   const dead = h("div", {});
@@ -33,6 +34,8 @@ export function group(pool = "", key = "") {
 
   function draw(view) {
     state = view;
+    // The address may have only the beginning of a long name.
+    show(title, cut(view.group));
     const start = predicted(view);
     show(
       status,
@@ -40,7 +43,7 @@ export function group(pool = "", key = "") {
       h("p", { class: "why", id: "why" }, sentence(view)),
       h("p", { class: "soft", id: "predicted" }, start),
     );
-    buttons.park.disabled = view.state === "parked" || view.state === "idle";
+    buttons.park.disabled = ["parked", "idle", "inQueue"].includes(view.state);
     buttons.resume.disabled = !["parked", "retrying", "putAside"].includes(view.state);
     buttons.skip.disabled = view.depth === 0 || view.state === "running";
     const head = view.head
@@ -65,7 +68,8 @@ export function group(pool = "", key = "") {
   }
 
   function drawHistory() {
-    const row = [...history.groups.values()].find((row) => row.pool === pool && row.group === key);
+    const short = state?.short ?? key;
+    const row = [...history.groups.values()].find((row) => row.pool === pool && row.group === short);
     const times = row ? history.times : [];
     depth.draw({ times, series: row ? [{ name: "messages", color: "var(--c0)", values: row.depth }] : [] });
     latency.draw({ times, least: 100, series: row ? [{ name: "longest", color: "var(--c2)", values: row.maxMicros }, { name: "mean", color: "var(--c0)", values: row.meanMicros }] : [] });
@@ -90,7 +94,7 @@ export function group(pool = "", key = "") {
       const found = [];
       for (const queue of queues) {
         const letters = await get(`/api/dead-letters?queue=${encodeURIComponent(queue)}&most=${DEAD_LETTERS}`).catch(() => []);
-        found.push(...letters.filter((letter) => letter.group === key).map((letter) => ({ queue, ...letter })));
+        found.push(...letters.filter((letter) => letter.group === (state?.group ?? key)).map((letter) => ({ queue, ...letter })));
       }
       if (over) return;
       const rows = found.map((letter) => [
@@ -116,7 +120,7 @@ export function group(pool = "", key = "") {
   const node = h(
     "div",
     { class: "stack" },
-    h("section", { class: "card stack" }, h("div", { class: "between" }, h("h1", {}, h("bdi", {}, cut(key)), h("span", { class: "soft small" }, " in ", h("a", { href: `#/pools/${encodeURIComponent(pool)}` }, pool))), h("div", { class: "row" }, Object.values(buttons))), status),
+    h("section", { class: "card stack" }, h("div", { class: "between" }, h("h1", {}, title, h("span", { class: "soft small" }, " in ", h("a", { href: `#/pools/${encodeURIComponent(pool)}` }, pool))), h("div", { class: "row" }, Object.values(buttons))), status),
     body,
     h("div", { class: "grid" }, depth.node, latency.node),
     card("Dead letters of this group", h("div", { class: "tall" }, dead)),
@@ -139,10 +143,11 @@ function cut(text) {
 }
 
 /// Why it waits, in the words of the dashboard; the service's own sentence is for programs and terminals.
-function sentence({ state, reason }) {
+function sentence({ state, reason, explanation }) {
   const because = reason.why ? `: ${reason.why}` : "";
   switch (state) {
     case "idle": return "Nothing of it is waiting in this pool.";
+    case "inQueue": return `Nothing of it is in this pool: it is ${explanation}.`;
     case "running": return `Its head is with its target, for ${span(reason.sinceMillis)}.`;
     case "retrying": return `Its head ${reason.failedAttempts ? `has failed ${reason.failedAttempts} ${reason.failedAttempts === 1 ? "time" : "times"}` : "was put off"} and is tried again in ${span(reason.afterMillis)}${because}`;
     case "rateLimited": return `The rate of the pool lets it start in ${span(reason.afterMillis)}.`;
@@ -161,20 +166,28 @@ function predicted(view) {
   return `Expected to start in about ${span(view.predictedStartMillis)}, at ${at.toLocaleTimeString("en-GB")}.`;
 }
 
+/// Where something is that was found: in a pool, in a queue for a pool, or in a queue only.
+function place({ pool, queue }) {
+  if (!queue) return h("bdi", {}, `pool ${pool}`);
+  return h("bdi", {}, pool ? `queue ${queue}, for ${pool}` : `queue ${queue}`);
+}
+
 export function search(text = "") {
   const body = h("div", { class: "stack" }, h("p", { class: "soft" }, "Looking…"));
   const node = h("div", { class: "stack" }, h("h1", {}, "Search for ", h("bdi", {}, cut(text))), body);
   get(`/api/search?q=${encodeURIComponent(text)}`).then(
     (found) => {
-      const groups = found.groups.map((group) => [groupLink(group.pool, group.group), h("bdi", {}, group.pool ?? "still in the queue"), count(group.depth)]);
-      const messages = found.messages.map((message) => [name(message.messageId, "name mono"), badge(message.state, message.state === "deadLetter" ? "bad" : ""), message.group ? groupLink(message.pool, message.group) : "–", h("bdi", {}, message.pool ?? message.queue ?? "–")]);
+      const groups = found.groups.map((group) => [groupLink(group.pool, group.group), place(group), count(group.depth), h("bdi", {}, group.why)]);
+      const messages = found.messages.map((message) => [name(message.messageId, "name mono"), badge(message.state), place(message), message.group ? groupLink(message.pool, message.group) : "–", h("bdi", {}, message.why ?? "–")]);
+      const unseen = found.notSearched.map((it) => h("li", {}, h("strong", {}, h("bdi", {}, it.source)), ": ", h("bdi", {}, it.why)));
       show(
         body,
-        card("Groups", table("Groups", [["Group"], ["Pool"], ["Messages", "number"]], groups, "No group with messages has this in its name.")),
-        card("Messages", table("Messages", [["Message"], ["Where"], ["Group"], ["Pool"]], messages, "No message in a pool, and none of the oldest dead letters, has this id. What still lies in a queue is found by its group.")),
+        card("Groups", table("Groups", [["Group"], ["Where"], ["Messages", "number"], ["Why it waits", "wide"]], groups, "No group with messages has this in its name.")),
+        card("Messages", table("Messages", [["Message"], ["State"], ["Where"], ["Group"], ["Why it waits", "wide"]], messages, "No message in a pool or in a queue, and no dead letter, has this id.")),
+        unseen.length > 0 && card("Not looked through", h("ul", { id: "not-searched" }, unseen)),
       );
       // One exact answer needs no list.
-      const exact = found.groups.filter((group) => group.group === text && group.pool);
+      const exact = found.groups.filter((group) => group.exact && group.pool);
       if (exact.length === 1 && !found.messages.length) location.replace(groupAddress(exact[0].pool, exact[0].group));
     },
     (error) => show(body, h("p", { class: "notice" }, error.message)),

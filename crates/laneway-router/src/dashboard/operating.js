@@ -1,10 +1,10 @@
 // What an operator looks at beside the pictures: breakers, warnings, sources, and who did what.
 
 import { change, get, oneAtATime } from "./api.js";
-import { attempt, badge, card, confirm, count, h, moment, show, showUnlessInUse, span, table } from "./page.js";
+import { attempt, badge, card, confirm, count, groupLink, h, moment, show, showUnlessInUse, span, table } from "./page.js";
 
 export function operating() {
-  const [sources, breakers, warnings, audit, ingress] = [0, 0, 0, 0, 0].map(() => h("div", {}));
+  const [sources, parked, breakers, warnings, audit, ingress] = [0, 0, 0, 0, 0, 0].map(() => h("div", {}));
   const forget = h("button", { type: "button", class: "small", onclick: forgetWarnings }, "Forget all");
   const reload = h("button", { type: "button", onclick: reloadConfiguration }, "Reload the configuration");
   const node = h(
@@ -12,6 +12,7 @@ export function operating() {
     { class: "stack" },
     h("div", { class: "between" }, h("h1", {}, "Operating"), reload),
     card("Sources", sources),
+    card("Parked groups", parked),
     h("div", { class: "grid" }, h("section", { class: "card" }, h("div", { class: "between" }, h("h2", {}, "Warnings"), forget), warnings), card("Breakers", breakers)),
     card("Network ingress", ingress),
     card("Audit log", audit),
@@ -51,11 +52,13 @@ export function operating() {
     };
     await Promise.all([
       fill(sources, "/api/sources", (list) =>
-        table("Sources", [["Source"], ["State"], ["Waiting", "number"], ["Leased", "number"], ["Held here", "number"], ["Claimed", "number"], ["Dead letters", "number"], ["In quarantine", "number"]],
-          list.map((it) => [h("bdi", { class: "name" }, it.name), it.healthy ? badge("answers", "good") : badge(it.trouble ?? "trouble", "bad"), count(it.waiting), count(it.leased), count(it.held), count(it.claimed), count(it.dead), count(it.quarantined)]))),
+        table("Sources", [["Source"], ["Kind"], ["State"], ["Waiting", "number"], ["Leased", "number"], ["Held here", "number"], ["Claimed", "number"], ["Dead letters", "number"], ["In quarantine", "number"]],
+          list.map((it) => [h("bdi", { class: "name" }, it.name), it.kind, [it.healthy ? badge(it.state === "connected" ? "answers" : it.state, it.state === "connected" ? "good" : "warn") : badge(it.state, "bad"), " ", it.trouble && h("bdi", {}, it.trouble), " ", h("span", { class: "small soft" }, "since ", moment(it.since))], count(it.waiting), count(it.leased), count(it.held), count(it.claimed), count(it.dead), count(it.quarantined)]))),
+      fill(parked, "/api/parked?most=100", (list) =>
+        table("Parked groups", [["Group"], ["Pool"], ["Since"], ["Why", "wide"]], list.map((it) => [groupLink(it.pool, it.group), h("bdi", {}, it.pool), moment(it.since), h("bdi", {}, it.why)]), "No group is parked.")),
       fill(breakers, "/api/breakers?most=200", (list) =>
-        table("Breakers", [["Target"], ["State"], ["Calls", "number"], ["Failed", "number"], [""]],
-          list.map((it) => [h("bdi", { class: "name mono" }, it.target), [badge(it.state, it.state === "open" ? "bad" : undefined), it.openForMillis !== null && ` for another ${span(it.openForMillis)}`, it.coolingForMillis !== null && ` asked for patience, ${span(it.coolingForMillis)}`], count(it.calls), count(it.failures), it.state === "closed" && it.coolingForMillis === null ? "" : h("button", { type: "button", class: "small", onclick: () => reset(it.target) }, "Reset")]),
+        table("Breakers", [["Target", "wide"], ["State"], ["Calls", "number"], ["Failed", "number"], [""]],
+          list.map((it) => [h("bdi", { class: "mono" }, it.target), [badge(it.state, it.state === "open" ? "bad" : undefined), it.openForMillis !== null && ` for another ${span(it.openForMillis)}`, it.coolingForMillis !== null && ` asked for patience, ${span(it.coolingForMillis)}`], count(it.calls), count(it.failures), it.state === "closed" && it.coolingForMillis === null ? "" : h("button", { type: "button", class: "small", onclick: () => reset(it.target) }, "Reset")]),
           "No target was called lately.")),
       fill(warnings, "/api/warnings?most=50", (list) =>
         table("Warnings", [["When"], ["About"], ["What", "wide"], ["Times", "number"]], list.map((it) => [moment(it.at), it.about, h("bdi", {}, it.text), count(it.count)]), "None.")),

@@ -96,7 +96,8 @@ export function name(text, className = "name") {
 }
 
 export function groupLink(pool, group, className = "name") {
-  if (!pool) return name(group, className);
+  // Which pool it is for only the queue knows, and the search asks that.
+  if (!pool) return h("a", { href: `#/search/${encodeURIComponent(group)}`, class: className, title: `${group.slice(0, 400)}, still in the queue` }, h("bdi", {}, group.slice(0, 400)));
   return h("a", { href: groupAddress(pool, group), class: className, title: `${group.slice(0, 400)} in ${pool}` }, h("bdi", {}, group.slice(0, 400)));
 }
 
@@ -106,13 +107,13 @@ export function groupAddress(pool, group) {
 
 const TONES = {
   open: "good", running: "good", idle: "", paused: "warn", waiting: "warn", draining: "warn", retrying: "warn", rateLimited: "warn",
-  poolPaused: "warn", parked: "bad", putAside: "bad", noSlotFree: "warn", closed: "good", halfOpen: "warn", completed: "good",
+  poolPaused: "warn", parked: "bad", putAside: "bad", inQueue: "warn", delayed: "warn", deadLetter: "bad", inFlight: "good", noSlotFree: "warn", closed: "good", halfOpen: "warn", completed: "good",
   started: "good", failed: "bad", cancelled: "warn",
 };
 
 const WORDS = {
   noSlotFree: "waits for a slot", rateLimited: "rate limited", poolPaused: "pool paused", putAside: "put aside", retrying: "in retry",
-  perhapsRunning: "perhaps running", halfOpen: "half open", inFlight: "with its target", deadLetter: "dead letter",
+  perhapsRunning: "perhaps running", halfOpen: "half open", inFlight: "with its target", deadLetter: "dead letter", inQueue: "in the queue",
 };
 
 export function badge(state, tone = TONES[state]) {

@@ -55,7 +55,7 @@ function all() {
       h("a", { href: `#/pools/${encodeURIComponent(pool.code)}`, class: "name" }, h("bdi", {}, pool.code)),
       badge(pool.state),
       `${count(pool.inFlight)} of ${count(pool.concurrency)}`,
-      `${count(pool.held)} of ${count(pool.capacity)}`,
+      `${count(pool.held - pool.parkedMessages)} of ${count(pool.capacity)}`,
       count(pool.groups),
       pool.parkedGroups ? badge(String(pool.parkedGroups), "bad") : "0",
       pool.retryingGroups ? badge(String(pool.retryingGroups), "warn") : "0",
@@ -119,7 +119,8 @@ function one(code) {
       top,
       facts([
         ["State", badge(pool.state)],
-        ["Holds", `${count(pool.held)} of ${count(pool.capacity)} messages of ${count(pool.groups)} groups, at most ${count(pool.groupCapacity)} of one`],
+        ["Holds", `${count(pool.held - pool.parkedMessages)} of ${count(pool.capacity)} messages of ${count(pool.groups)} groups, at most ${count(pool.groupCapacity)} of one`],
+        pool.parkedGroups > 0 && ["Parked", [badge(`${count(pool.parkedGroups)} ${pool.parkedGroups === 1 ? "group" : "groups"}`, "bad"), ` with ${count(pool.parkedMessages)} messages, which do not count. `, h("a", { href: "#/operating" }, "Which, and why")]],
         ["Rate", pool.ratePerSecond === null ? "no limit" : `${count(pool.ratePerSecond)} per second`],
         ["Attempts", `${pool.attempts}, ${span(pool.backoffMillis)} to ${span(pool.backoffMaxMillis)} apart; then ${{ deadLetter: "to the dead letters", parkGroup: "the group is parked", giveBack: "the group goes back to its queue" }[pool.exhausted]}`],
         ["Counted", `${count(pool.counts.submitted)} taken in, ${count(pool.counts.succeeded)} delivered, ${count(pool.counts.transient)} tried again, ${count(pool.counts.failed)} given up, ${count(pool.counts.refused)} refused (${count(pool.counts.refusedPoolFull)} pool full, ${count(pool.counts.refusedGroupFull)} group full)`],

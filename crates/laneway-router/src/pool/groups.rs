@@ -5,6 +5,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasher;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -12,7 +13,8 @@ use tokio::time::Instant;
 
 use super::{GroupKey, PoolSettings};
 use crate::message::Message;
-use crate::record::FailedAttempt;
+use crate::parks::Parked;
+use crate::record::{FailedAttempt, NAME_BYTES_KEPT, kept};
 
 /// Few enough to sweep through, many enough that slots rarely meet.
 const SHARDS: usize = 16;
@@ -22,6 +24,25 @@ const UNKNOWN: usize = 16;
 
 /// How many failed attempts of a group are remembered, the newest.
 const FAILURES_KEPT: usize = 5;
+
+/// So many groups of a pool are remembered as parked. Those beyond stop as well, but count as others do, and a restart forgets them.
+const PARKED_MAX: usize = 100_000;
+
+/// A group that is parked.
+#[derive(Clone, Debug)]
+pub(super) struct Stop {
+    pub(super) parked: Parked,
+    /// An attempt was told to park the lane; it may not have done so yet.
+    pub(super) by_attempt: bool,
+}
+
+/// What became of parking a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Parking {
+    New,
+    WasParked,
+    TooMany,
+}
 
 /// An attempt that is under way.
 #[derive(Clone, Debug)]
@@ -84,6 +105,10 @@ struct Shard {
     groups: HashMap<GroupKey, Group, foldhash::fast::FixedState>,
     /// The attempts that are under way: as many as slots are busy, however many groups there are.
     running: HashMap<GroupKey, Running, foldhash::fast::FixedState>,
+    /// Groups whose names are too long to be shown or linked to, by their short names.
+    long: HashMap<Arc<str>, GroupKey>,
+    /// Groups that are parked, whether they have messages here or not.
+    parked: HashMap<GroupKey, Stop>,
     /// How many groups have messages here.
     active: usize,
     /// How many entries there were after the last sweep.
@@ -95,6 +120,10 @@ struct Shard {
 pub(super) struct Groups {
     shards: Vec<Mutex<Shard>>,
     hasher: foldhash::fast::RandomState,
+    /// Groups that are parked: most pools have none, and then nobody looks for one.
+    parked: AtomicUsize,
+    /// Messages of those groups that are here. Written under the lock of the group's part.
+    parked_messages: AtomicUsize,
 }
 
 impl Groups {
@@ -102,6 +131,8 @@ impl Groups {
         Groups {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             hasher: foldhash::fast::RandomState::default(),
+            parked: AtomicUsize::new(0),
+            parked_messages: AtomicUsize::new(0),
         }
     }
 
@@ -114,16 +145,108 @@ impl Groups {
     pub(super) fn enter(&self, key: &GroupKey, settings: &PoolSettings) -> bool {
         let shard = &mut *self.shard(key);
         shard.sweep();
-        let group = shard.groups.entry(key.clone()).or_default();
-        let fits = !group.barred && group.depth < group.capacity(settings);
-        shard.active += usize::from(fits && group.depth == 0);
+        let is_parked = shard.parked.contains_key(key);
+        let has_room = !is_parked || self.parked_messages() < settings.capacity;
+        let group = shard.entry(key);
+        let fits = has_room && !group.barred && group.depth < group.capacity(settings);
+        let is_first = fits && group.depth == 0;
         group.depth += usize::from(fits);
+        shard.active += usize::from(is_first);
+        self.parked_messages.fetch_add(usize::from(fits && is_parked), SeqCst);
         fits
+    }
+
+    /// Remembers that a group is parked.
+    pub(super) fn park(&self, key: &GroupKey, parked: Parked, by_attempt: bool) -> Parking {
+        let shard = &mut *self.shard(key);
+        if let Some(stop) = shard.parked.get_mut(key) {
+            stop.by_attempt |= by_attempt;
+            return Parking::WasParked;
+        }
+        if self.parked.load(SeqCst) >= PARKED_MAX {
+            return Parking::TooMany;
+        }
+        shard.parked.insert(key.clone(), Stop { parked, by_attempt });
+        let depth = shard.groups.get(key).map_or(0, |group| group.depth);
+        self.parked.fetch_add(1, SeqCst);
+        self.parked_messages.fetch_add(depth, SeqCst);
+        Parking::New
+    }
+
+    /// Forgets that a group was parked.
+    pub(super) fn unpark(&self, key: &GroupKey) -> Option<Stop> {
+        let shard = &mut *self.shard(key);
+        let stop = shard.parked.remove(key)?;
+        let depth = shard.groups.get(key).map_or(0, |group| group.depth);
+        self.parked.fetch_sub(1, SeqCst);
+        self.parked_messages.fetch_sub(depth, SeqCst);
+        Some(stop)
+    }
+
+    /// Whether a group is parked, and why.
+    pub(super) fn parked(&self, key: &GroupKey) -> Option<Parked> {
+        if self.parked_groups() == 0 {
+            return None;
+        }
+        self.shard(key).parked.get(key).map(|stop| stop.parked.clone())
+    }
+
+    /// The same, for an attempt that will park the lane if so.
+    pub(super) fn stops(&self, key: &GroupKey) -> Option<Parked> {
+        if self.parked_groups() == 0 {
+            return None;
+        }
+        let mut shard = self.shard(key);
+        let stop = shard.parked.get_mut(key)?;
+        stop.by_attempt = true;
+        Some(stop.parked.clone())
+    }
+
+    /// Groups that are parked, in no order; so many at most.
+    pub(super) fn all_parked(&self, most: usize) -> Vec<(GroupKey, Parked)> {
+        let mut all = Vec::new();
+        for shard in &self.shards {
+            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            let left = most.saturating_sub(all.len());
+            let some = shard.parked.iter().take(left);
+            all.extend(some.map(|(key, stop)| (key.clone(), stop.parked.clone())));
+        }
+        all
+    }
+
+    /// How many groups are parked.
+    pub(super) fn parked_groups(&self) -> usize {
+        self.parked.load(SeqCst)
+    }
+
+    /// How many messages they have here.
+    pub(super) fn parked_messages(&self) -> usize {
+        self.parked_messages.load(SeqCst)
+    }
+
+    /// Whether an attempt of a group is under way.
+    pub(super) fn is_running(&self, key: &GroupKey) -> bool {
+        self.shard(key).running.contains_key(key)
+    }
+
+    /// The key of a group by its name, or by the short one that is shown where that is too long.
+    pub(super) fn key(&self, name: &str) -> GroupKey {
+        let key = GroupKey::Named(name.into());
+        if name.len() <= NAME_BYTES_KEPT || self.shard(&key).groups.contains_key(&key) {
+            return key;
+        }
+        let shards = self.shards.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner));
+        let found = |shard: MutexGuard<'_, Shard>| {
+            let long = |key: &&GroupKey| key.name().len() > NAME_BYTES_KEPT;
+            let parked = || shard.parked.keys().filter(long).find(|key| *kept(key.name()) == *name);
+            shard.long.get(name).or_else(parked).cloned()
+        };
+        shards.map(found).find_map(|found| found).unwrap_or(key)
     }
 
     /// Takes nothing more of a group in, until told otherwise.
     pub(super) fn bar(&self, key: &GroupKey) {
-        self.shard(key).groups.entry(key.clone()).or_default().barred = true;
+        self.shard(key).entry(key).barred = true;
     }
 
     /// Takes the group in again.
@@ -132,7 +255,7 @@ impl Groups {
         if let Some(group) = shard.groups.get_mut(key) {
             group.barred = false;
             if !group.is_needed(Instant::now()) {
-                shard.groups.remove(key);
+                shard.remove(key);
             }
         }
     }
@@ -142,13 +265,15 @@ impl Groups {
         let shard = &mut *self.shard(key);
         let Some(group) = shard.groups.get_mut(key) else { return };
         shard.active -= usize::from(group.depth == 1);
+        let is_parked = shard.parked.contains_key(key) && group.depth > 0;
+        self.parked_messages.fetch_sub(usize::from(is_parked), SeqCst);
         group.depth = group.depth.saturating_sub(1);
         if group.depth == 0 {
             // Left behind by an attempt that was dropped half way.
             shard.running.remove(key);
         }
         if !group.is_needed(Instant::now()) {
-            shard.groups.remove(key);
+            shard.remove(key);
         }
     }
 
@@ -157,7 +282,7 @@ impl Groups {
         let interval = Duration::from_secs_f64(1.0 / settings.group_rate_per_second?);
         let now = Instant::now();
         let mut shard = self.shard(key);
-        let group = shard.groups.entry(key.clone()).or_default();
+        let group = shard.entry(key);
         match group.next_at {
             Some(at) if at > now => Some(at - now),
             _ => {
@@ -292,11 +417,26 @@ impl Group {
 }
 
 impl Shard {
+    fn entry(&mut self, key: &GroupKey) -> &mut Group {
+        if key.name().len() > NAME_BYTES_KEPT && !self.groups.contains_key(key) {
+            self.long.insert(kept(key.name()), key.clone());
+        }
+        self.groups.entry(key.clone()).or_default()
+    }
+
+    fn remove(&mut self, key: &GroupKey) {
+        self.groups.remove(key);
+        if key.name().len() > NAME_BYTES_KEPT {
+            self.long.remove(&kept(key.name()));
+        }
+    }
+
     /// Removes what is kept for its rate only and is not needed any more, whenever there are twice as many entries as after the last time.
     fn sweep(&mut self) {
         if self.groups.len() > 2 * self.swept + 64 {
             let now = Instant::now();
             self.groups.retain(|_, group| group.is_needed(now));
+            self.long.retain(|_, key| self.groups.contains_key(key));
             self.swept = self.groups.len();
         }
     }
@@ -328,6 +468,47 @@ mod tests {
             }),
             "no trace is left"
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn messages_of_parked_groups_are_counted_whenever_a_group_stops_and_goes_on() {
+        let groups = Groups::new();
+        let settings = PoolSettings { capacity: 3, ..PoolSettings::default() };
+        let enter = |name: &str| groups.enter(&key(name), &settings);
+        assert!(enter("a") && enter("a") && enter("b"));
+        assert_eq!(groups.park(&key("a"), Parked::now("no"), false), Parking::New);
+        assert_eq!(groups.park(&key("a"), Parked::now("again"), true), Parking::WasParked);
+        assert_eq!((groups.parked_groups(), groups.parked_messages()), (1, 2));
+        // As many as the pool holds, and no more.
+        assert!(enter("a") && !enter("a") && enter("b"));
+        groups.leave(&key("a"));
+        groups.leave(&key("b"));
+        assert_eq!(groups.parked_messages(), 2);
+        assert_eq!(groups.parked(&key("a")).map(|parked| parked.why), Some("no".into()));
+        assert!(groups.unpark(&key("a")).is_some_and(|stop| stop.by_attempt));
+        assert!(groups.unpark(&key("a")).is_none());
+        assert_eq!((groups.parked_groups(), groups.parked_messages()), (0, 0));
+        // One that has no message stays parked, and what comes counts.
+        assert_eq!(groups.park(&key("c"), Parked::now("no"), false), Parking::New);
+        assert!(enter("c"));
+        assert_eq!(groups.parked_messages(), 1);
+        groups.leave(&key("c"));
+        assert_eq!((groups.parked_groups(), groups.parked_messages()), (1, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_long_name_is_found_by_its_short_one_while_it_is_here() {
+        let (groups, settings) = (Groups::new(), PoolSettings::default());
+        let long = "ü".repeat(5_000);
+        let short = kept(&long);
+        assert!(groups.enter(&key(&long), &settings) && groups.enter(&key("a"), &settings));
+        assert_eq!(groups.key(&short), key(&long));
+        assert_eq!((groups.key(&long), groups.key("a"), groups.key("b")), (key(&long), key("a"), key("b")));
+        // One that is named as the short name of another is itself.
+        assert!(groups.enter(&key(&short), &settings));
+        assert_eq!(groups.key(&short), key(&short));
+        [key(&long), key(&short), key("a")].iter().for_each(|key| groups.leave(key));
+        assert!(groups.shards.iter().all(|shard| shard.lock().unwrap().long.is_empty()), "no trace is left");
     }
 
     #[tokio::test(start_paused = true)]

@@ -22,6 +22,15 @@
 //! 4. The bar goes, again while no message is being taken in: each of them meets the bar, or the ledger's memory.
 //!
 //! The same happens to a group whose head has lost its lease: somebody else may be at it, and its successors must not run before it.
+//!
+//! # What is parked
+//!
+//! That a group is parked is remembered beside its lane (`groups.rs`), and noted for the store (`parks.rs`): it stays parked when its last message has left, and when
+//! the process starts again. An attempt that finds its group parked parks the lane instead, before anybody is called.
+//!
+//! Messages of parked groups do not count against the pool's capacity, since nobody knows when they will leave, and the other groups must not wait for
+//! that. They are held beside it, as many again as the capacity; a group that stops when there are more goes back whole, and what comes of a parked group then
+//! goes back, too, and comes again every now and then. So the memory of a pool is bounded by twice its capacity.
 
 mod groups;
 mod settings;
@@ -42,11 +51,12 @@ use tokio::time::Instant;
 
 use crate::mediator::{Call, Mediator, Metrics, MetricsSnapshot, Verdict};
 use crate::message::{DispatchMode, Message, Priority};
+use crate::parks::{Parked, Parks};
 use crate::record::{FailedAttempt, Record};
 use crate::settle::Held;
 use crate::source::Disposal;
 use crate::trace::{Fate, Traced};
-use groups::Groups;
+use groups::{Groups, Parking};
 
 /// What messages without a group are called where they are one.
 pub const DEFAULT_GROUP: &str = "__DEFAULT__";
@@ -180,6 +190,8 @@ struct Core {
     /// Messages here that asked for another pool, by its code.
     foreign: Mutex<std::collections::HashMap<Arc<str>, usize>>,
     groups: Groups,
+    /// Where it is noted which are parked.
+    parks: Arc<Parks>,
     counters: Counters,
     /// Attempts by verdict, and how long they took.
     attempts: Metrics,
@@ -239,6 +251,9 @@ impl Drop for Watcher<'_> {
 /// How long a message for which there is no room stays away.
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
 
+/// How often, a millisecond apart, somebody looks whether an attempt that was told to park its lane has done so.
+const LOOKS: usize = 1_000;
+
 impl Core {
     fn leave(&self, key: &GroupKey, foreign: Option<&str>) {
         self.groups.leave(key);
@@ -253,6 +268,7 @@ impl Core {
             }
         }
         self.tempo.lock().unwrap_or_else(PoisonError::into_inner).one_left();
+        let left = left.saturating_sub(self.groups.parked_messages());
         // To wake the intake for each message would cost more than most of what is done for it. It sleeps while there is less room than a claim is
         // worth, and messages leave one by one: one of them comes to exactly as much.
         let capacity = self.settings.load().capacity;
@@ -269,6 +285,10 @@ impl Core {
         if delivery.held.as_ref().is_some_and(Held::is_lost) {
             delivery.note("its lease was lost");
             return self.send_back(key, Duration::ZERO);
+        }
+        if let Some(parked) = self.groups.stops(&key) {
+            delivery.note(&*parked.why);
+            return Outcome::ParkLane;
         }
         if let Some(wait) = self.groups.pace(&key, &settings) {
             self.counters.held_back.fetch_add(1, Relaxed);
@@ -358,7 +378,7 @@ impl Core {
         reason: String,
         exhausted: Exhausted,
     ) -> Outcome {
-        delivery.note(reason);
+        delivery.note(&*reason);
         if let GroupKey::Alone(_) = delivery.key() {
             return match exhausted {
                 Exhausted::GiveBack(delay) => self.send_back(delivery.key().clone(), delay),
@@ -367,11 +387,35 @@ impl Core {
             };
         }
         match (delivery.message.dispatch_mode, exhausted) {
-            (DispatchMode::BlockOnError, _) | (_, Exhausted::ParkGroup) => Outcome::ParkLane,
+            (DispatchMode::BlockOnError, _) | (_, Exhausted::ParkGroup) => {
+                self.stop(delivery.key().clone(), &reason)
+            }
             // What becomes of it is `fail`'s: the engine calls it with the note.
             (_, Exhausted::DeadLetter) => Outcome::Skip,
             (_, Exhausted::GiveBack(delay)) => self.send_back(delivery.key().clone(), delay),
         }
+    }
+
+    /// Parks a group whose head has failed for good.
+    fn stop(&self, key: GroupKey, why: &str) -> Outcome {
+        let parked = Parked::now(why);
+        if self.groups.park(&key, parked.clone(), true) == Parking::TooMany {
+            return Outcome::ParkLane;
+        }
+        if let GroupKey::Named(group) = &key {
+            self.parks.note(&self.code, group, Some(parked));
+        }
+        // What does not count any more makes room.
+        self.room.notify_waiters();
+        if self.groups.parked_messages() > self.settings.load().capacity {
+            return self.send_back(key, PATIENCE.1);
+        }
+        Outcome::ParkLane
+    }
+
+    /// Messages that count against the capacity.
+    fn counted(&self) -> usize {
+        self.held.load(SeqCst).saturating_sub(self.groups.parked_messages())
     }
 
     /// Begins to give a whole group back.
@@ -465,6 +509,8 @@ pub(crate) struct Shared {
     pub(crate) routing: Arc<RwLock<()>>,
     /// Written by pools, read by those who look.
     pub(crate) record: Arc<Record>,
+    /// Which groups were parked when the process started, and which are.
+    pub(crate) parks: Arc<Parks>,
 }
 
 /// What is waiting in a group, for those who look.
@@ -511,7 +557,7 @@ impl Pool {
         state: PoolState,
         shared: Shared,
     ) -> Arc<Pool> {
-        let Shared { room, routing, record } = shared;
+        let Shared { room, routing, record, parks } = shared;
         let (returns, returned) = mpsc::unbounded_channel();
         let affinity = settings.affinity;
         let rate = settings.rate_per_second;
@@ -524,6 +570,7 @@ impl Pool {
             held: AtomicUsize::new(0),
             foreign: Mutex::default(),
             groups: Groups::new(),
+            parks,
             counters: Counters::default(),
             attempts: Metrics::default(),
             busy: AtomicU64::new(0),
@@ -533,6 +580,9 @@ impl Pool {
             routing,
             tempo: Mutex::new(Tempo::new()),
         });
+        for (group, parked) in core.parks.of_pool(&code) {
+            core.groups.park(&GroupKey::Named(group), parked, false);
+        }
         let slots: Vec<Vec<String>> = (0..affinity)
             .map(|part| {
                 (0..share(settings.concurrency, affinity, part))
@@ -632,7 +682,7 @@ impl Pool {
         match self.state() {
             PoolState::Open | PoolState::Paused => {
                 let capacity = self.settings().capacity;
-                let free = capacity.saturating_sub(self.core.held.load(SeqCst));
+                let free = capacity.saturating_sub(self.core.counted());
                 if free >= worth_a_claim(capacity) { free } else { 0 }
             }
             PoolState::Waiting | PoolState::Draining => 0,
@@ -660,7 +710,10 @@ impl Pool {
         let counters = &self.core.counters;
         let obstacle = match self.state() {
             PoolState::Waiting | PoolState::Draining => Some(&counters.refused_not_open),
-            PoolState::Open | PoolState::Paused if before >= settings.capacity => {
+            PoolState::Open | PoolState::Paused
+                if before.saturating_sub(self.core.groups.parked_messages()) >= settings.capacity
+                    && self.core.groups.parked(&key).is_none() =>
+            {
                 Some(&counters.refused_pool_full)
             }
             PoolState::Open | PoolState::Paused if !self.core.groups.enter(&key, &settings) => {
@@ -671,7 +724,11 @@ impl Pool {
         if let Some(counter) = obstacle {
             self.core.held.fetch_sub(1, SeqCst);
             self.core.room.notify_waiters();
-            return Err(self.refuse(held, counter));
+            let mut refused = self.refuse(held, counter);
+            if self.core.groups.parked(&key).is_some() {
+                refused.patience = PATIENCE.1;
+            }
+            return Err(refused);
         }
         if before == 0 {
             self.core.tempo.lock().unwrap_or_else(PoisonError::into_inner).first_came();
@@ -793,9 +850,81 @@ impl Pool {
         self.core.groups.find(part, most)
     }
 
+    /// Parks a group in front of its next message, until it is resumed. False if nothing of it is here and it is not parked.
+    pub(crate) fn park(&self, key: &GroupKey, why: &str) -> bool {
+        let parked = Parked::now(why);
+        let parking = self.core.groups.park(key, parked.clone(), false);
+        if !self.handle.park(key, why) {
+            match parking {
+                // One that has come meanwhile may have been stopped by it.
+                Parking::New => {
+                    self.go_on(key);
+                }
+                Parking::WasParked => return true,
+                Parking::TooMany => {}
+            }
+            return false;
+        }
+        if let (GroupKey::Named(group), Parking::New) = (key, parking) {
+            self.core.parks.note(&self.code, group, Some(parked));
+        }
+        self.core.room.notify_waiters();
+        true
+    }
+
+    /// Lets a parked group go on, and one that waits for another attempt try at once. False if there was nothing to resume.
+    pub(crate) fn resume(&self, key: &GroupKey) -> bool {
+        let (was_parked, resumed) = self.go_on(key);
+        if let (GroupKey::Named(group), true) = (key, was_parked) {
+            self.core.parks.note(&self.code, group, None);
+        }
+        was_parked || resumed
+    }
+
+    /// Whether it was remembered as parked, and whether its lane goes on.
+    fn go_on(&self, key: &GroupKey) -> (bool, bool) {
+        let stop = self.core.groups.unpark(key);
+        let resumed = self.handle.resume(key);
+        if stop.as_ref().is_some_and(|stop| stop.by_attempt) && !resumed {
+            tokio::spawn(see_it_go_on(self.handle.clone(), Arc::clone(&self.core), key.clone()));
+        }
+        (stop.is_some(), resumed)
+    }
+
+    /// Since when a group is parked, and why.
+    pub(crate) fn parked(&self, key: &GroupKey) -> Option<Parked> {
+        self.core.groups.parked(key)
+    }
+
+    /// Groups that are parked, the last ones first; so many at most.
+    pub(crate) fn all_parked(&self, most: usize) -> Vec<(Arc<str>, Parked)> {
+        let all = self.core.groups.all_parked(most).into_iter();
+        let mut all: Vec<_> = all.map(|(key, parked)| (Arc::from(key.name()), parked)).collect();
+        all.sort_by_key(|(_, parked): &(Arc<str>, Parked)| std::cmp::Reverse(parked.since));
+        all
+    }
+
+    /// How many groups are parked, and how many messages they have here.
+    pub(crate) fn parked_counts(&self) -> (usize, usize) {
+        (self.core.groups.parked_groups(), self.core.groups.parked_messages())
+    }
+
+    /// A pool that goes takes what it remembers with it.
+    pub(crate) fn forget_parked(&self) {
+        for (group, _) in self.all_parked(usize::MAX) {
+            self.core.groups.unpark(&GroupKey::Named(Arc::clone(&group)));
+            self.core.parks.note(&self.code, &group, None);
+        }
+    }
+
     /// How many messages a group has here.
     pub(crate) fn depth(&self, group: &str) -> usize {
-        self.core.groups.depth(&GroupKey::Named(group.into()))
+        self.core.groups.depth(&self.key(group))
+    }
+
+    /// See [`Groups::key`].
+    pub(crate) fn key(&self, group: &str) -> GroupKey {
+        self.core.groups.key(group)
     }
 
     /// See [`Groups::survey`].
@@ -953,6 +1082,25 @@ fn build(core: &Arc<Core>, slots: &[Vec<String>]) -> Engine<GroupKey, Job> {
         })
         .build()
         .expect("settings were checked, and the names are ours")
+}
+
+/// Resumes a lane that an attempt was about to park when its group was resumed.
+async fn see_it_go_on(handle: Handle<GroupKey, Job>, core: Arc<Core>, key: GroupKey) {
+    for _ in 0..LOOKS {
+        if core.groups.parked(&key).is_some() || core.groups.is_running(&key) {
+            return;
+        }
+        match handle.explain(&key).map(|explanation| explanation.reason) {
+            Some(laneway::Reason::Parked { .. }) => {
+                handle.resume(&key);
+                return;
+            }
+            Some(laneway::Reason::Running { .. } | laneway::Reason::PerhapsRunning) => {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            _ => return,
+        }
+    }
 }
 
 /// Gives whole groups back, one after the other. The steps are numbered at the head of this file.

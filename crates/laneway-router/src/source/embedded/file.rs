@@ -11,27 +11,33 @@
 //! | `settled` | a note: the sequences of messages that are done and whose rows are still to be removed (`sweep.rs`) |
 //! | `kept` | a dead letter, or a message in quarantine, under the sequence that it had |
 //! | `deduplication` | a deduplication id that was seen, with the sequence of the message that had it, until it expires |
+//! | `parked` | a group that is parked: nothing of it goes to its target until it is resumed, whatever happens to the process |
 //! | `store` | one row: the next sequence, and the epoch, which counts how often the file was opened |
 //!
 //! Sequences come from the `store` row and not from `max(sequence)`, so that one is never given twice, even when the newest message has
 //! been settled. The file is opened in SQLite's exclusive locking mode: whoever else opens it is told that it is taken.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
 
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
 
 use super::index::{Millis, Sequence};
 use super::{Durability, OpenError, sweep};
+use crate::parks::Parked;
 use crate::source::SourceError;
 
 /// Tells our files from other people's: "Lane" in ASCII.
 const APPLICATION_ID: i32 = 0x4c61_6e65;
 /// Raised when the tables change.
-const VERSION: i32 = 2;
-/// Files of this version lack the notes, and nothing else.
+const VERSION: i32 = 3;
+/// Files of this version lack the notes and the parked groups, and nothing else.
 const VERSION_WITHOUT_NOTES: i32 = 1;
+/// Files of this version lack the parked groups, and nothing else.
+const VERSION_WITHOUT_PARKED: i32 = 2;
 /// The write-ahead log is carried over into the file when it has so many pages (16 MiB of 4 KiB each): often enough to stay small, and
 /// seldom enough that most messages of a busy queue have been settled by then and their pages are written once.
 const CHECKPOINT_PAGES: i32 = 4_096;
@@ -39,6 +45,13 @@ const CHECKPOINT_PAGES: i32 = 4_096;
 const CACHE_KIB: i64 = 16 * 1024;
 /// The log is cut back to this size after a burst.
 const LOG_BYTES_KEPT: i64 = 64 * 1024 * 1024;
+
+/// One step of a search looks at so many rows, or bytes of them: the writer has other work, and each step is a millisecond or two of its time.
+const SEARCH_ROWS: usize = 2_048;
+/// See [`SEARCH_ROWS`].
+const SEARCH_BYTES: usize = 1024 * 1024;
+/// One step remembers so many messages and groups, at most.
+const SEARCH_FOUND: usize = 64;
 
 const TABLES: &str = "
     CREATE TABLE queues (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
@@ -57,6 +70,23 @@ const TABLES: &str = "
 ";
 
 const NOTES: &str = "CREATE TABLE settled (id INTEGER PRIMARY KEY, sequences BLOB NOT NULL);";
+
+const PARKED: &str = "
+    CREATE TABLE parked (
+        pool TEXT NOT NULL, grouping TEXT NOT NULL, since INTEGER NOT NULL, why TEXT NOT NULL,
+        PRIMARY KEY (pool, grouping)) WITHOUT ROWID;
+";
+
+/// That a group of a pool is parked, or that it is not any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParkNote {
+    /// The code of the pool.
+    pub pool: Arc<str>,
+    /// The group.
+    pub group: Arc<str>,
+    /// Since when and why; nothing if it goes on.
+    pub parked: Option<Parked>,
+}
 
 /// What a kept message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,6 +160,43 @@ impl std::fmt::Debug for Kept {
             .field("bytes", &self.text.len())
             .finish_non_exhaustive()
     }
+}
+
+/// Where a search looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shelf {
+    Messages,
+    DeadLetters,
+}
+
+/// A row that was looked for.
+pub(super) struct Row {
+    pub(super) sequence: Sequence,
+    pub(super) due: Millis,
+    pub(super) attempts: u32,
+    pub(super) group: Option<Arc<str>>,
+    pub(super) id: String,
+    pub(super) pool: String,
+}
+
+/// What one step of a search has found.
+#[derive(Default)]
+pub(super) struct Slice {
+    pub(super) rows: Vec<Row>,
+    /// Groups whose names contain the text.
+    pub(super) groups: BTreeSet<Arc<str>>,
+    /// Rows of the queue that were looked at.
+    pub(super) looked: usize,
+    /// Where to go on; nothing when that was all.
+    pub(super) next: Option<Sequence>,
+}
+
+/// What a search reads of a message.
+#[derive(Default, serde::Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Names {
+    id: String,
+    pool_code: String,
 }
 
 /// The connection.
@@ -210,17 +277,20 @@ impl File {
             (0, 0, 0) => {
                 self.connection.execute_batch(TABLES).map_err(open_error)?;
                 self.connection.pragma_update(None, "application_id", APPLICATION_ID).map_err(open_error)?;
-                self.add_notes().map_err(open_error)
+                self.add_tables(&[NOTES, PARKED]).map_err(open_error)
             }
-            (APPLICATION_ID, VERSION_WITHOUT_NOTES, _) => self.add_notes().map_err(open_error),
+            (APPLICATION_ID, VERSION_WITHOUT_NOTES, _) => {
+                self.add_tables(&[NOTES, PARKED]).map_err(open_error)
+            }
+            (APPLICATION_ID, VERSION_WITHOUT_PARKED, _) => self.add_tables(&[PARKED]).map_err(open_error),
             (APPLICATION_ID, VERSION, _) => Ok(()),
             (APPLICATION_ID, found, _) => Err(OpenError::Version { found, known: VERSION }),
             _ => Err(OpenError::NotOurs("the file is a database of another program".to_owned())),
         }
     }
 
-    fn add_notes(&self) -> rusqlite::Result<()> {
-        self.connection.execute_batch(NOTES)?;
+    fn add_tables(&self, tables: &[&str]) -> rusqlite::Result<()> {
+        tables.iter().try_for_each(|table| self.connection.execute_batch(table))?;
         self.connection.pragma_update(None, "user_version", VERSION)
     }
 
@@ -241,6 +311,33 @@ impl File {
     fn queues(&self) -> rusqlite::Result<Vec<(u32, String)>> {
         let mut statement = self.connection.prepare("SELECT id, name FROM queues ORDER BY id")?;
         statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?.collect()
+    }
+
+    /// The groups that are parked.
+    pub(super) fn parked(&self) -> rusqlite::Result<Vec<ParkNote>> {
+        let mut statement =
+            self.connection.prepare_cached("SELECT pool, grouping, since, why FROM parked")?;
+        let rows = statement.query_map([], |row| {
+            let since = UNIX_EPOCH + Duration::from_millis(integer(row.get_ref(2)));
+            let parked = Parked { since, why: row.get::<_, String>(3)?.into() };
+            let (pool, group) = (row.get::<_, String>(0)?.into(), row.get::<_, String>(1)?.into());
+            Ok(ParkNote { pool, group, parked: Some(parked) })
+        })?;
+        rows.collect()
+    }
+
+    /// Writes down that a group is parked, or is not any more.
+    pub(super) fn note_parked(&self, note: &ParkNote) -> rusqlite::Result<()> {
+        let (pool, group) = (&*note.pool, &*note.group);
+        let Some(parked) = &note.parked else {
+            let mut statement =
+                self.connection.prepare_cached("DELETE FROM parked WHERE pool = ?1 AND grouping = ?2")?;
+            return statement.execute(params![pool, group]).map(|_| ());
+        };
+        let since = parked.since.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as i64;
+        let sql = "INSERT OR REPLACE INTO parked (pool, grouping, since, why) VALUES (?1, ?2, ?3, ?4)";
+        let mut statement = self.connection.prepare_cached(sql)?;
+        statement.execute(params![pool, group, since, &*parked.why]).map(|_| ())
     }
 
     /// The messages that are done and whose rows are still there, in ascending order.
@@ -504,6 +601,64 @@ impl File {
             Some(text) => Ok(Loaded::Body(Body { group, text: text.into() })),
             None => Ok(Loaded::Unreadable("its text is not one".to_owned())),
         }
+    }
+
+    /// Looks through the rows behind a sequence, a few thousand at a time, for a message with this id (or, among the dead letters, of this
+    /// group), and for groups whose names contain the text. There is no index for it: it would cost every publication, for the sake of few searches.
+    pub(super) fn search(
+        &self,
+        shelf: Shelf,
+        queue: u32,
+        after: Sequence,
+        text: &str,
+        is_there: impl Fn(&Sequence) -> bool,
+    ) -> rusqlite::Result<Slice> {
+        let sql = match shelf {
+            Shelf::Messages => {
+                "SELECT sequence, queue, due, attempts, grouping, text FROM messages WHERE sequence > ?1 ORDER BY sequence"
+            }
+            Shelf::DeadLetters => {
+                "SELECT sequence, queue, 0, attempts, grouping, text FROM kept
+                 WHERE sequence > ?1 AND queue = ?2 AND kind = 0 ORDER BY sequence"
+            }
+        };
+        let mut statement = self.connection.prepare_cached(sql)?;
+        statement.raw_bind_parameter(1, after as i64)?;
+        if shelf == Shelf::DeadLetters {
+            statement.raw_bind_parameter(2, queue)?;
+        }
+        let mut rows = statement.raw_query();
+        let mut slice = Slice::default();
+        let (mut passed, mut read) = (0, 0);
+        while let Some(row) = rows.next()? {
+            let sequence = integer(row.get_ref(0));
+            passed += 1;
+            if integer(row.get_ref(1)) == u64::from(queue) && is_there(&sequence) {
+                slice.looked += 1;
+                let (group, body) = (bytes(row.get_ref(4)?), bytes(row.get_ref(5)?).unwrap_or_default());
+                read += body.len();
+                let group = group.and_then(|name| std::str::from_utf8(name).ok());
+                if let Some(group) = group.filter(|group| group.contains(text))
+                    && slice.groups.len() < SEARCH_FOUND
+                    && !slice.groups.contains(group)
+                {
+                    slice.groups.insert(group.into());
+                }
+                // What is no message has no id.
+                let names: Names = serde_json::from_slice(body).unwrap_or_default();
+                let is_of_group = shelf == Shelf::DeadLetters && group == Some(text);
+                if (names.id == text || is_of_group) && slice.rows.len() < SEARCH_FOUND {
+                    let (due, attempts) = (integer(row.get_ref(2)), integer(row.get_ref(3)) as u32);
+                    let (group, id, pool) = (group.map(Arc::from), names.id, names.pool_code);
+                    slice.rows.push(Row { sequence, due, attempts, group, id, pool });
+                }
+            }
+            if passed == SEARCH_ROWS || read >= SEARCH_BYTES {
+                slice.next = Some(sequence);
+                break;
+            }
+        }
+        Ok(slice)
     }
 
     /// The group of a message, whatever it looks like.

@@ -532,6 +532,11 @@ impl Index {
         self.by_fingerprint.get(&fingerprint).map(|slot| self.standing_at(*slot))
     }
 
+    /// Whether a message is out.
+    pub(super) fn is_out(&self, sequence: Sequence) -> bool {
+        self.leases.get(&sequence).is_some_and(|lease| lease.stage != Stage::Expired)
+    }
+
     /// What the groups do, from a slot on; so many at most.
     pub(in crate::source) fn standings(&self, from: u32, most: usize) -> Vec<Standing> {
         let places = self.groups.places.iter().enumerate().skip(from as usize);

@@ -51,7 +51,7 @@ pub(in crate::source) mod index;
 mod sweep;
 mod writer;
 
-pub use file::Kept;
+pub use file::{Kept, ParkNote};
 pub use index::GroupState;
 
 use std::collections::{BTreeMap, HashMap};
@@ -67,7 +67,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::message::{MESSAGE_BYTES_MAX, Message, NAME_BYTES_MAX};
 use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
-use file::{Body, File, Kind, Loaded, Opened};
+use file::{Body, File, Kind, Loaded, Opened, Row, Shelf};
 use index::{Claimed, ConsumerId, Intent, Millis, Sequence};
 use writer::{Begun, Fate, Op, Read, Registry, Reservation, Shared, Writer};
 
@@ -325,6 +325,63 @@ pub struct GroupView {
     pub state: GroupState,
 }
 
+/// A message that was looked for and found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sighting {
+    /// Its place among all messages of the store.
+    pub sequence: u64,
+    /// Its id.
+    pub id: String,
+    /// The code of the pool that it asks for.
+    pub pool: String,
+    /// Its group.
+    pub group: Option<Arc<str>>,
+    /// How often it was handed out before.
+    pub attempts: u32,
+    /// Where it is.
+    pub place: Place,
+}
+
+/// Where a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Handed out, and not settled.
+    Leased,
+    /// In the queue, and not due.
+    Delayed {
+        /// For so many more milliseconds.
+        for_millis: u64,
+    },
+    /// In the queue.
+    Waiting,
+    /// Among the dead letters.
+    DeadLetter,
+}
+
+/// What a search has found.
+#[derive(Clone, Debug, Default)]
+pub struct Sought {
+    /// Messages with this id; dead letters of a group with this name, too.
+    pub messages: Vec<Sighting>,
+    /// Groups that have messages and whose names contain it, and the pool that the next of each asks for.
+    pub groups: Vec<(GroupView, Option<String>)>,
+    /// So many messages were looked at.
+    pub looked: usize,
+    /// There are more that were not.
+    pub is_cut_short: bool,
+}
+
+/// How long a search may go on.
+#[derive(Clone, Copy, Debug)]
+pub struct SearchLimits {
+    /// It looks at so many messages, about, and at as many dead letters.
+    pub messages: usize,
+    /// And for so long, about.
+    pub time: Duration,
+    /// It finds so many messages, and so many groups.
+    pub found: usize,
+}
+
 /// A file with queues. Clones are the same store; see [`close`](Self::close) for its end.
 #[derive(Clone, Debug)]
 pub struct EmbeddedStore {
@@ -458,6 +515,17 @@ impl EmbeddedStore {
         let mut names: Vec<_> = self.inner.registry.all().iter().map(|queue| queue.name.clone()).collect();
         names.sort_unstable();
         names
+    }
+
+    /// The groups that are parked, whatever their source.
+    pub async fn parked(&self) -> Result<Vec<ParkNote>, SourceError> {
+        self.inner.ask(|answer| Op::Read(Read::Parked { answer })).await
+    }
+
+    /// Writes down that groups are parked, or are not any more. It is durable when this comes back. The store itself hands their messages out as before: to
+    /// let them wait is the router's.
+    pub async fn note_parked(&self, notes: Vec<ParkNote>) -> Result<(), SourceError> {
+        self.inner.ask(|answer| Op::Park { notes, answer }).await
     }
 
     /// Does what has been asked for until now, lets go of the file, and answers everything later with [`SourceError::Closed`].
@@ -741,6 +809,64 @@ impl EmbeddedQueue {
         let heads = standings.iter().map(|standing| standing.head).collect();
         let names = self.inner.ask(|answer| Op::Read(Read::Groups { heads, answer })).await?;
         Ok((standings.into_iter().zip(names).map(|(standing, name)| view(standing, name)).collect(), next))
+    }
+
+    /// Looks for messages by their id and for groups by a part of their name, oldest first: what waits, what is delayed, what is handed out, and the
+    /// dead letters. It reads the file in small steps, so that publishers and consumers hardly notice.
+    pub async fn search(&self, text: &str, limits: SearchLimits) -> Result<Sought, SourceError> {
+        let text: Arc<str> = text.into();
+        let deadline = Instant::now() + limits.time;
+        let mut sought = Sought::default();
+        // Of a name that is known as a whole the index knows everything.
+        let mut names: Vec<Arc<str>> = self.group(&text).and_then(|group| group.name).into_iter().collect();
+        for shelf in [Shelf::Messages, Shelf::DeadLetters] {
+            let (mut after, mut looked) = (0, 0);
+            loop {
+                let (queue, text) = (Arc::clone(&self.queue), Arc::clone(&text));
+                let op = |answer| Op::Read(Read::Search { queue, shelf, after, text, answer });
+                let slice = self.inner.ask(op).await?;
+                looked += slice.looked;
+                if shelf == Shelf::Messages {
+                    let more = slice.groups.into_iter().filter(|name| !names.contains(name));
+                    names.extend(more.collect::<Vec<_>>());
+                    names.truncate(limits.found);
+                }
+                sought.messages.extend(slice.rows.into_iter().map(|row| self.sighting(row, shelf)));
+                sought.messages.truncate(limits.found);
+                let Some(next) = slice.next else { break };
+                if looked >= limits.messages || Instant::now() >= deadline {
+                    sought.is_cut_short = true;
+                    break;
+                }
+                after = next;
+            }
+            sought.looked += looked;
+        }
+        sought.groups = self.with_pools(&names).await?;
+        Ok(sought)
+    }
+
+    fn sighting(&self, row: Row, shelf: Shelf) -> Sighting {
+        let now = self.inner.clock.now();
+        let place = match shelf {
+            Shelf::DeadLetters => Place::DeadLetter,
+            Shelf::Messages if self.queue.lock().index.is_out(row.sequence) => Place::Leased,
+            Shelf::Messages if row.due > now => Place::Delayed { for_millis: row.due - now },
+            Shelf::Messages => Place::Waiting,
+        };
+        let Row { sequence, attempts, group, id, pool, .. } = row;
+        Sighting { sequence, id, pool, group, attempts, place }
+    }
+
+    /// Groups that have messages, and the pool that the oldest of each asks for.
+    async fn with_pools(&self, names: &[Arc<str>]) -> Result<Vec<(GroupView, Option<String>)>, SourceError> {
+        let views: Vec<GroupView> = names.iter().filter_map(|name| self.group(name)).collect();
+        let heads = self.inner.load(views.iter().map(|view| view.head).collect()).await?;
+        let pool = |loaded: Loaded| match loaded {
+            Loaded::Body(body) => Message::parse(&body.text).ok().map(|message| message.pool_code),
+            _ => None,
+        };
+        Ok(views.into_iter().zip(heads.into_iter().map(pool)).collect())
     }
 
     /// How many groups have messages.

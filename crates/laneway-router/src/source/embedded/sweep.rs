@@ -11,6 +11,8 @@
 //!
 //! The lowest sequences go first, because nothing around them is likely to be settled later: a page is written once or twice in all.
 
+use std::collections::HashSet;
+
 use super::index::Sequence;
 
 /// From so many settlements in one commit on they are noted; fewer are removed at once, which costs no more.
@@ -39,6 +41,11 @@ impl Sweep {
     /// These were noted.
     pub(super) fn add(&mut self, noted: Vec<Sequence>) {
         self.noted.extend(noted);
+    }
+
+    /// The messages that are done although their rows are there.
+    pub(super) fn done(&self) -> HashSet<Sequence, foldhash::fast::RandomState> {
+        self.noted.iter().chain(&self.stuck).copied().collect()
     }
 
     /// Takes out the rows to be removed next, if enough have come together, or any if all are wanted.

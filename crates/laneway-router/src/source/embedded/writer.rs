@@ -35,7 +35,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc, oneshot};
 
 use super::bodies::Bodies;
-use super::file::{Body, File, Kept, Kind, Loaded, is_full, source_error};
+use super::file::{Body, File, Kept, Kind, Loaded, ParkNote, Shelf, Slice, is_full, source_error};
 use super::index::{Fingerprint, Index, Millis, Sequence};
 use super::sweep::{MANY, Sweep};
 use super::{Publication, PublishError, Published, QueueOptions, Refusal, Ungrouped};
@@ -214,6 +214,10 @@ pub(super) enum Op {
         kind: Kind,
         answer: Answer<usize>,
     },
+    Park {
+        notes: Vec<ParkNote>,
+        answer: Answer<()>,
+    },
     Read(Read),
     Close {
         answer: oneshot::Sender<()>,
@@ -223,8 +227,10 @@ pub(super) enum Op {
 /// Questions that need no transaction.
 pub(super) enum Read {
     Load { sequences: Vec<Sequence>, answer: oneshot::Sender<Vec<Loaded>> },
+    Parked { answer: Answer<Vec<ParkNote>> },
     Groups { heads: Vec<Sequence>, answer: Answer<Vec<Option<Arc<str>>>> },
     Kept { queue: Arc<Shared>, kind: Kind, after: Sequence, most: usize, answer: Answer<Vec<Kept>> },
+    Search { queue: Arc<Shared>, shelf: Shelf, after: Sequence, text: Arc<str>, answer: Answer<Slice> },
 }
 
 /// What an operation did inside the transaction, to be told to the index and the caller after the commit.
@@ -234,6 +240,7 @@ enum Effect {
     Redriven(Vec<(Sequence, Option<String>)>, Reservation),
     Purged(Frozen),
     KeptPurged(usize),
+    Parked,
 }
 
 /// All queues of a store.
@@ -326,6 +333,17 @@ impl Writer {
                 let kept = file.kept(queue.id, kind, after, most);
                 let _ = answer.send(kept.map_err(|error| source_error(&error)));
             }
+            (Read::Search { queue, shelf, after, text, answer }, Some(file)) => {
+                let done = self.sweep.done();
+                let is_there = |sequence: &Sequence| shelf != Shelf::Messages || !done.contains(sequence);
+                let slice = file.search(shelf, queue.id, after, &text, is_there);
+                let _ = answer.send(slice.map_err(|error| source_error(&error)));
+            }
+            (Read::Parked { answer }, Some(file)) => {
+                let _ = answer.send(file.parked().map_err(|error| source_error(&error)));
+            }
+            (Read::Parked { answer }, None) => drop(answer.send(Err(SourceError::Closed))),
+            (Read::Search { answer, .. }, None) => drop(answer.send(Err(SourceError::Closed))),
             (Read::Load { sequences, answer }, None) => {
                 let closed = sequences.iter().map(|_| Loaded::Failed(SourceError::Closed));
                 let _ = answer.send(closed.collect());
@@ -489,6 +507,9 @@ impl Batch<'_> {
             Op::PurgeKept { queue, kind, .. } => {
                 self.file.purge_kept(queue.id, *kind).map(Effect::KeptPurged)
             }
+            Op::Park { notes, .. } => {
+                notes.iter().try_for_each(|note| self.file.note_parked(note)).map(|()| Effect::Parked)
+            }
             Op::Read(_) | Op::Close { .. } => unreachable!("these need no transaction"),
         }
     }
@@ -634,6 +655,7 @@ fn keep(op: Op, effect: Effect) {
             drop(state);
             let _ = answer.send(Ok(count));
         }
+        (Op::Park { answer, .. }, Effect::Parked) => drop(answer.send(Ok(()))),
         _ => unreachable!("each operation has its own effect"),
     }
 }
@@ -690,6 +712,7 @@ fn refuse(op: Op, error: SourceError) {
             drop(begun);
             let _ = answer.send(Err(error));
         }
+        Op::Park { answer, .. } => drop(answer.send(Err(error))),
         Op::Redrive { answer, .. } | Op::Purge { answer, .. } | Op::PurgeKept { answer, .. } => {
             let _ = answer.send(Err(error));
         }

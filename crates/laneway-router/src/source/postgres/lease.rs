@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use super::{OpenError, SCHEMA, SET_UP_LOCK, connect_options, explain, place, seconds};
 use crate::message::Secret;
 use crate::source::SourceError;
-use crate::standby::Lease;
+use crate::standby::{Holder, Lease, Sight};
 
 /// How long a connection may take: less than any lease lasts.
 const CONNECT: Duration = Duration::from_secs(2);
@@ -126,5 +126,36 @@ impl Lease for PostgresLease {
             sqlx::query(statement).bind(&self.name).bind(token as i64).execute(&self.pool).await.map(drop)
         };
         self.ask(CONNECT, question).boxed()
+    }
+
+    fn look(&self) -> BoxFuture<'_, Result<Sight, SourceError>> {
+        let question = async move {
+            let (is_there, is_allowed): (bool, bool) = sqlx::query_as(
+                "SELECT to_regclass('laneway_queue.lease') IS NOT NULL,
+                     CASE WHEN to_regclass('laneway_queue.lease') IS NULL
+                         THEN has_database_privilege(current_database(), 'CREATE')
+                         ELSE has_table_privilege('laneway_queue.lease', 'INSERT')
+                             AND has_table_privilege('laneway_queue.lease', 'UPDATE') END",
+            )
+            .fetch_one(&self.pool)
+            .await?;
+            if !is_there {
+                return Ok(Sight { is_allowed, last: None });
+            }
+            let last: Option<(String, i64, f64)> = sqlx::query_as(
+                "SELECT holder, token, extract(epoch FROM ends - clock_timestamp())::float8
+                 FROM laneway_queue.lease WHERE name = $1",
+            )
+            .bind(&self.name)
+            .fetch_optional(&self.pool)
+            .await?;
+            let last = last.map(|(name, token, left)| Holder {
+                name,
+                token: token as u64,
+                left: Duration::try_from_secs_f64(left).unwrap_or_default(),
+            });
+            Ok(Sight { is_allowed, last })
+        };
+        self.ask(2 * CONNECT, question).boxed()
     }
 }
