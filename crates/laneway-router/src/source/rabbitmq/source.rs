@@ -5,6 +5,7 @@
 //! acknowledged.
 
 use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::acks::Acks;
-use super::link::{Publisher, To, answer, connect, look_at, prepare};
+use super::link::{Publisher, To, answer, connect, is_long_frame, look_at, prepare};
 use super::{NOT_BEFORE_HEADER, REASON_HEADER, Settings};
 use crate::source::ARRIVALS_AT_ONCE;
 use crate::source::broker::Role;
@@ -46,6 +47,7 @@ impl RabbitQueue {
             pushed: Pushed::new(self.settings.partitions, Arc::clone(&self.memory)),
             publisher: Publisher::new(Arc::clone(&self.settings)),
             settings: Arc::clone(&self.settings),
+            has_long_headers: AtomicBool::new(false),
         });
         let driven = Arc::clone(&inner);
         tokio::spawn(async move { driven.pushed.drive(|| hold(&driven)).await });
@@ -63,6 +65,8 @@ struct Inner {
     settings: Arc<Settings>,
     pushed: Pushed<Tag>,
     publisher: Publisher,
+    /// There was a message with headers that are longer than our frames: from then on they are as long as the broker's.
+    has_long_headers: AtomicBool,
 }
 
 /// What settles a message at the broker, and what it came with.
@@ -226,7 +230,8 @@ fn with_reason(copied: &Copied<Tag>, reason: &str) -> BasicProperties {
 /// One connection, from its beginning to its end. No error means that the source was closed.
 async fn hold(inner: &Arc<Inner>) -> Result<(), SourceError> {
     let opening = async {
-        let connection = connect(&inner.settings, "source", Some(super::FRAME_BYTES_MAX)).await?;
+        let frame_bytes_max = (!inner.has_long_headers.load(SeqCst)).then_some(super::FRAME_BYTES_MAX);
+        let connection = connect(&inner.settings, "source", frame_bytes_max).await?;
         prepare(&inner.settings, &connection, Role::Source).await?;
         Ok::<_, SourceError>(connection)
     };
@@ -369,6 +374,9 @@ impl<'a> Session<'a> {
         let Some((part, epoch, error)) = end else { return Ok(()) };
         if self.open[part].as_ref().is_none_or(|open| open.epoch != epoch) {
             return Ok(());
+        }
+        if error.as_ref().is_some_and(is_long_frame) {
+            self.inner.has_long_headers.store(true, SeqCst);
         }
         let (place, queue) = (self.inner.settings.place(), &self.queues[part]);
         Err(SourceError::Unavailable(match error {
