@@ -248,7 +248,7 @@ fn view(service: &Service, pool: String, group: String) -> Answer {
             told = format!("parked for {since:?}: {}", parked.why);
         }
         state = "parked";
-        reason = json!({ "sinceMillis": since.as_millis() as u64, "why": parked.why });
+        reason = json!({ "sinceMillis": since.as_millis() as u64, "why": &*parked.why });
         predicted = None;
     }
     let in_queue = |queue: String| {
