@@ -15,7 +15,7 @@ pub(crate) const STAGES: &[Stage] = &[
     Stage { name: "format", about: "rustfmt would change nothing", run: format },
     Stage { name: "tidy", about: "the style rules that a compiler does not know", run: tidy::run },
     Stage { name: "licences", about: "every dependency may be used by everyone", run: licences::run },
-    Stage { name: "clippy", about: "no warning, in any target, with all features and with the default ones", run: clippy },
+    Stage { name: "clippy", about: "no warning, with all features and with the default ones", run: clippy },
     Stage { name: "tests", about: "unit, integration and property tests", run: tests },
     Stage { name: "doctests", about: "the examples inside the documentation", run: doctests },
     Stage { name: "examples", about: "every example runs to its end", run: examples::run },
