@@ -396,12 +396,13 @@ impl<'a, E: 'static> InHand<'a, E> {
         true
     }
 
-    /// Puts back what the turn did not come to.
-    fn return_letters(&mut self) {
+    /// Puts back what the turn did not come to. True if the mail is empty.
+    fn return_letters(&mut self) -> bool {
         let mut mail = self.typed.mail.lock();
         while let Some(letter) = self.letters.pop_back() {
             mail.letters.push_front(letter);
         }
+        mail.letters.is_empty()
     }
 }
 
@@ -410,8 +411,8 @@ impl<E: 'static> Drop for InHand<'_, E> {
         let Some(stack) = self.stack.take() else { return };
         let mut at_home = lock(&self.typed.home);
         if matches!(*at_home, Home::Out) {
-            let idle = self.letters.is_empty();
-            self.return_letters();
+            // A processor that is busy uses its buffer again; one without events keeps no memory for them.
+            let idle = self.return_letters();
             let buffer = if idle { VecDeque::new() } else { std::mem::take(&mut self.letters) };
             *at_home = Home::Here(stack, buffer);
             return;
