@@ -477,7 +477,8 @@ async fn parked_groups_do_not_fill_their_pool_and_each_goes_on_in_order() {
         .await;
     // They come again and go back, and nobody is called for them.
     for minute in 0..10 {
-        tokio::time::sleep(Duration::from_secs(60)).await; // paced: what went back comes again
+        let before = view(&rig).counts.refused;
+        rig.until("what went back has come again", |rig| view(rig).counts.refused > before).await;
         let pool = view(&rig);
         assert!(pool.parked_messages <= 20 && pool.held <= 40, "after {minute} minutes: {pool:?}");
         rig.publish("good", 20).await;
@@ -511,8 +512,8 @@ async fn a_group_stays_parked_when_its_last_message_has_left() {
     rig.drained().await;
     rig.publish("a", 2).await;
     rig.publish("b", 2).await;
-    rig.until("b is done", |rig| rig.log.done("b").len() == 2).await;
-    tokio::time::sleep(Duration::from_secs(60)).await; // paced: nothing is to happen
+    let parked = |rig: &Rig| rig.router.pool_view("DEFAULT-POOL").unwrap().parked_messages;
+    rig.until("b is done and a is held", |rig| rig.log.done("b").len() == 2 && parked(rig) == 2).await;
     assert_eq!(rig.log.begun("a").len(), 1);
     assert_eq!(rig.router.all_parked("DEFAULT-POOL", 10).unwrap().len(), 1);
     assert!(rig.router.resume("DEFAULT-POOL", "a").unwrap());
