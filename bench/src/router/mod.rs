@@ -349,6 +349,18 @@ fn print_targets(report: &Report) {
     if let Some(ratio) = median("dashboard", "with", "open_over_closed") {
         lines.push(("throughput with the dashboard open against closed, in turns", ratio, 0.98));
     }
+    let per_core = median("dashboard", "with", "messages_per_core_second_open").zip(median(
+        "dashboard",
+        "without",
+        "messages_per_core_second_closed",
+    ));
+    if let Some((open, without)) = per_core {
+        lines.push((
+            "messages per core with the dashboard open against a service without one",
+            open / without,
+            0.98,
+        ));
+    }
     for groups in [1, 5, 10, 100] {
         if let Some(ratio) = median("table", "laneway", &format!("seconds_of_ideal_{groups}_groups")) {
             lines.push(("document 004's table: ideal over measured", 1.0 / ratio, 0.9));

@@ -9,7 +9,6 @@ use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde_json::Value;
 
 use super::problem::Problem;
 use super::route::Route;
@@ -90,8 +89,9 @@ fn of(service: &Service) -> Result<&Arc<History>, Problem> {
     service.history().ok_or_else(off)
 }
 
-async fn history(State(service): State<Service>) -> Result<axum::Json<Value>, Problem> {
-    Ok(axum::Json(of(&service)?.whole()))
+async fn history(State(service): State<Service>) -> Result<Response, Problem> {
+    let headers = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
+    Ok((headers, of(&service)?.whole()).into_response())
 }
 
 async fn stream(State(service): State<Service>) -> Result<Response, Problem> {

@@ -10,6 +10,7 @@
 //! one takes the place of the one that mattered least, by a score that fades; names are cut at a kilobyte. So the number of keys does not matter.
 
 mod sampler;
+mod text;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -17,12 +18,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::sync::watch;
 
 use crate::record::GroupId;
 
 pub(crate) use sampler::run;
+use text::{Latest, Whole};
 
 /// How often it looks.
 pub(crate) const TICK: Duration = Duration::from_secs(1);
@@ -126,11 +128,6 @@ impl Deep {
     fn all(&self) -> usize {
         self.in_pool + self.in_queue
     }
-
-    fn shown(&self) -> Value {
-        let (pool, group) = (self.pool.as_deref(), &*self.group);
-        json!({ "pool": pool, "group": group, "inPool": self.in_pool, "inQueue": self.in_queue })
-    }
 }
 
 /// A second.
@@ -219,15 +216,14 @@ impl History {
         let mut rows = self.rows();
         rows.add(moment, self.seconds);
         if self.told.receiver_count() > 0 {
-            let text = rows.latest().to_string();
-            let event = format!("id: {}\nevent: tick\ndata: {text}\n\n", rows.number);
+            let event = format!("id: {}\nevent: tick\ndata: {}\n\n", rows.number, written(&Latest(&rows)));
             self.told.send_replace(Some(event.into()));
         }
     }
 
-    /// Everything, for a page that was just opened.
-    pub(crate) fn whole(&self) -> Value {
-        self.rows().whole(self.seconds)
+    /// Everything, for a page that was just opened: JSON.
+    pub(crate) fn whole(&self) -> String {
+        written(&Whole(&self.rows(), self.seconds))
     }
 
     /// How many read along.
@@ -287,6 +283,10 @@ impl Subscription {
             }
         }
     }
+}
+
+fn written(what: &impl serde::Serialize) -> String {
+    serde_json::to_string(what).expect("numbers and text under keys that are text")
 }
 
 fn push<T>(points: &mut VecDeque<T>, point: T, most: usize) {
@@ -356,59 +356,6 @@ impl Rows {
             }
         }
     }
-
-    /// The last second.
-    fn latest(&self) -> Value {
-        let pools = self.pools.iter().map(|row| {
-            let mut text = json!({ "code": &*row.code });
-            for (name, number) in row.points.back().copied().unwrap_or_default().named() {
-                text[name] = number.into();
-            }
-            text
-        });
-        let groups = self.groups.iter().map(|row| {
-            let mut text = json!({ "number": row.number, "pool": &*row.id.pool, "group": &*row.id.group });
-            for (name, number) in row.points.back().copied().unwrap_or_default().named() {
-                text[name] = number.into();
-            }
-            text
-        });
-        json!({
-            "number": self.number,
-            "at": self.times.back(),
-            "pools": pools.collect::<Vec<_>>(),
-            "groups": groups.collect::<Vec<_>>(),
-            "deepest": self.deepest.iter().map(Deep::shown).collect::<Vec<_>>(),
-            "now": self.now,
-        })
-    }
-
-    /// All seconds, a list for each number. Lists that are shorter than `times` begin later.
-    fn whole(&self, seconds: usize) -> Value {
-        let pools = self.pools.iter().map(|row| {
-            let mut text = json!({ "code": &*row.code });
-            for (place, (name, _)) in PoolPoint::default().named().iter().enumerate() {
-                text[*name] = row.points.iter().map(|point| point.named()[place].1).collect();
-            }
-            text
-        });
-        let groups = self.groups.iter().map(|row| {
-            let mut text = json!({ "number": row.number, "pool": &*row.id.pool, "group": &*row.id.group });
-            for (place, (name, _)) in GroupPoint::default().named().iter().enumerate() {
-                text[*name] = row.points.iter().map(|point| point.named()[place].1).collect();
-            }
-            text
-        });
-        json!({
-            "number": self.number,
-            "seconds": seconds,
-            "times": self.times,
-            "pools": pools.collect::<Vec<_>>(),
-            "groups": groups.collect::<Vec<_>>(),
-            "deepest": self.deepest.iter().map(Deep::shown).collect::<Vec<_>>(),
-            "now": self.now,
-        })
-    }
 }
 
 #[cfg(test)]
@@ -454,6 +401,37 @@ mod tests {
         let rows = history.rows();
         let row = rows.groups.iter().find(|row| row.id == id(u64::MAX)).expect("it has a row");
         assert_eq!((row.number, row.points.len()), (1, 200));
+    }
+
+    #[test]
+    fn a_second_and_the_whole_have_the_same_numbers_under_the_same_names() {
+        let history = History::new(Duration::from_secs(2), 1);
+        for second in 1..=3_u32 {
+            let pool = PoolPoint { submitted: second, p99_micros: 10 * second, ..PoolPoint::default() };
+            let group = GroupPoint { depth: second, max_micros: 7, ..GroupPoint::default() };
+            let deep = Deep { pool: None, group: "\"<é".into(), in_pool: 1, in_queue: 2 };
+            let (pools, groups) = (vec![("p".into(), pool)], vec![(id(1), group)]);
+            history.add(Moment { at: u64::from(second), pools, groups, deepest: vec![deep], now: Value::Null });
+        }
+        let read = |text: &str| serde_json::from_str::<Value>(text).unwrap();
+        let (whole, latest) = (read(&history.whole()), read(&written(&Latest(&history.rows()))));
+        assert_eq!((&whole["times"], &whole["seconds"]), (&serde_json::json!([2, 3]), &2.into()));
+        assert_eq!(whole["pools"][0]["p99Micros"], serde_json::json!([20, 30]));
+        assert_eq!(
+            whole["deepest"],
+            serde_json::json!([{ "pool": null, "group": "\"<é", "inPool": 1, "inQueue": 2 }])
+        );
+        for (list, key) in [("pools", "code"), ("groups", "number")] {
+            let (all, last) = (&whole[list][0], latest[list][0].as_object().unwrap());
+            assert_eq!(all.as_object().unwrap().len(), last.len());
+            for (name, number) in last {
+                let newest = all[name].as_array().map_or(&all[name], |column| column.last().unwrap());
+                assert_eq!(newest, number, "{name}");
+            }
+            assert_eq!(all[key], last[key]);
+        }
+        assert_eq!((&latest["number"], &latest["at"]), (&3.into(), &3.into()));
+        assert_eq!(latest["groups"][0]["depth"], 3);
     }
 
     #[test]

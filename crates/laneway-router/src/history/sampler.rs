@@ -212,9 +212,9 @@ impl PoolMemory {
             top.push((pool.depth(group), Arc::clone(group)));
         }
         let (mut going_on, mut least) = (0, 0);
-        let hot = pool.record().hot();
+        let (hot, now) = (pool.record().hot(), Instant::now());
         pool.each_in_flight(|key, since| {
-            let busy = (since.elapsed().as_nanos() as u64).min(within);
+            let busy = (now.saturating_duration_since(since).as_nanos() as u64).min(within);
             going_on += busy;
             if let GroupKey::Named(group) = key {
                 hot.goes_on(pool.code(), group, busy);

@@ -309,7 +309,7 @@ impl Core {
         let took = started.elapsed();
         self.groups.learn(&key, took);
         self.attempts.record(&verdict, Some(took));
-        let busy = self.record.hot().learn(&self.code, key.name(), took, verdict != Verdict::Done);
+        let busy = self.record.hot().learn(&self.code, key.name(), started, took, verdict != Verdict::Done);
         self.busy.fetch_add(busy, Relaxed);
         if let Some(trace) = &mut delivery.trace {
             trace.end(&verdict);
