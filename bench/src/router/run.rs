@@ -367,11 +367,11 @@ async fn deliver(spec: &Spec) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// How long the dashboard is open, or closed, before it is the other's turn: whole looks of the history, so that every turn has the same number of them.
-const TURN: Duration = Duration::from_secs(2);
+/// How long the dashboard is open, or closed, before it is the other's turn: as long as from one look of the history to the next, so that every turn has one of them.
+const TURN: Duration = Duration::from_secs(1);
 
 /// A whole service works off a backlog of messages whose target takes no time, in groups of the same size, so that nothing but its own work holds it up until the
-/// end; with a dashboard, somebody looks at it in turns. What a page costs is the ratio of the rates of the turns: neighbours in time, in one process, so that a machine that is now quick and now slow does not decide.
+/// end; with a dashboard, somebody looks at it in turns. What a page costs is the ratio of a turn with it to the two beside it without: neighbours in time, in one process, so that a machine that is now quick and now slow does not decide.
 /// Whoever reads the page does so in this process, and counts against it.
 async fn dashboard(spec: &Spec) -> Result<Outcome> {
     let folder = Folder::new()?;
@@ -388,7 +388,7 @@ async fn dashboard(spec: &Spec) -> Result<Outcome> {
     let service = Service::start(Config::load(&layering)?).await?;
     service.router().pause_pool(DEFAULT_POOL)?;
     let queue = service.queue("default").context("the default queue")?;
-    let messages = spec.messages.unwrap_or(4_000_000);
+    let messages = spec.messages.unwrap_or(5_000_000);
     for from in (0..messages).step_by(1_000) {
         let batch = (from..messages.min(from + 1_000)).map(instant_message);
         queue.publish_many(batch.collect(), None).await.map_err(|error| anyhow::anyhow!("{error}"))?;
@@ -396,34 +396,39 @@ async fn dashboard(spec: &Spec) -> Result<Outcome> {
     let done = || service.router().pool_view(DEFAULT_POOL).map_or(0, |view| view.counts.succeeded);
     let clock = Clock::start();
     service.router().resume_pool(DEFAULT_POOL)?;
-    let (mut open, mut closed) = (Turns::default(), Turns::default());
-    let mut turn = 0;
+    let (mut turns, mut seen) = (Vec::<Turn>::new(), 0);
     while done() < messages {
-        turn += 1;
-        // Closed, open, open, closed: what grows or falls throughout a run favours neither.
-        let page = if with && turn % 4 > 1 { Some(Page::open(&service).await?) } else { None };
+        let page = if with && turns.len() % 2 == 1 { Some(Page::open(&service).await?) } else { None };
         let (turn_clock, before) = (Clock::start(), done());
         tokio::time::sleep(TURN).await;
-        let handled = done() - before;
-        // The first turn warms up, and in the last one there was nothing left to do.
-        if turn > 1 && done() < messages {
-            if page.is_some() { &mut open } else { &mut closed }.add(&turn_clock, handled);
-        }
+        turns.push(Turn::of(&turn_clock, done() - before));
         if let Some(page) = page {
-            ensure!(page.close().await > 0, "the page saw nothing");
+            seen += page.close().await;
         }
     }
+    ensure!(!with || seen > 0, "the page saw nothing");
     let mut outcome = Outcome::default();
     clock.stop(messages, &mut outcome);
-    ensure!(closed.rates.len() > 1 && (!with || open.rates.len() > 1), "too few turns: raise --messages");
-    closed.tell("closed", &mut outcome);
+    // The first turns warm up, and in the last one there was nothing left to do.
+    let turns = turns.get(WARM_UP..turns.len().saturating_sub(1)).unwrap_or_default();
+    ensure!(turns.len() > 2, "too few turns: raise --messages");
+    let every_second = |from: usize| turns.iter().skip(from).step_by(2);
+    tell("closed", every_second(0), &mut outcome);
     if with {
-        open.tell("open", &mut outcome);
-        outcome.set("open_over_closed", middle(&mut open.rates) / middle(&mut closed.rates));
+        tell("open", every_second(1), &mut outcome);
+        let ratio = |of: fn(&Turn) -> f64| {
+            let beside = |three: &[Turn]| 2.0 * of(&three[1]) / (of(&three[0]) + of(&three[2]));
+            middle(turns.windows(3).step_by(2).map(beside).collect())
+        };
+        outcome.set("open_over_closed", ratio(|turn| turn.rate));
+        set_if_known("open_over_closed_per_core", ratio(|turn| turn.core_rate), &mut outcome);
     }
     service.shutdown(Duration::from_secs(5)).await;
     Ok(outcome)
 }
+
+/// Turns that do not count. Even, so that the first that counts is without a page.
+const WARM_UP: usize = 2;
 
 /// One that its target is done with at once.
 fn instant_message(number: u64) -> Publication {
@@ -434,33 +439,36 @@ fn instant_message(number: u64) -> Publication {
     Publication::new(text).group(format!("group-{group}"))
 }
 
-/// The turns of one kind.
-#[derive(Default)]
-struct Turns {
-    /// Messages per second, a turn each.
-    rates: Vec<f64>,
-    /// Messages per second of processor time: what does not depend on who else is at work.
-    core_rates: Vec<f64>,
+/// A turn, with a page or without.
+struct Turn {
+    /// Messages per second.
+    rate: f64,
+    /// Messages per second of processor time: what depends less on who else is at work. No number where the system does not say.
+    core_rate: f64,
 }
 
-impl Turns {
-    fn add(&mut self, clock: &Clock, messages: u64) {
-        self.rates.push(messages as f64 / clock.began.elapsed().as_secs_f64());
-        let cpu = machine::cpu_seconds().unwrap_or(0.0) - clock.cpu;
-        if cpu > 0.0 {
-            self.core_rates.push(messages as f64 / cpu);
-        }
-    }
-
-    fn tell(&mut self, kind: &str, outcome: &mut Outcome) {
-        outcome.set(&format!("messages_per_second_{kind}"), middle(&mut self.rates));
-        if !self.core_rates.is_empty() {
-            outcome.set(&format!("messages_per_core_second_{kind}"), middle(&mut self.core_rates));
-        }
+impl Turn {
+    fn of(clock: &Clock, messages: u64) -> Self {
+        let seconds = clock.began.elapsed().as_secs_f64();
+        let cpu = machine::cpu_seconds().map_or(f64::NAN, |now| now - clock.cpu);
+        Turn { rate: messages as f64 / seconds, core_rate: messages as f64 / cpu }
     }
 }
 
-fn middle(values: &mut [f64]) -> f64 {
+fn tell<'a>(kind: &str, turns: impl Iterator<Item = &'a Turn> + Clone, outcome: &mut Outcome) {
+    let rate = middle(turns.clone().map(|turn| turn.rate).collect());
+    let core_rate = middle(turns.map(|turn| turn.core_rate).collect());
+    outcome.set(&format!("messages_per_second_{kind}"), rate);
+    set_if_known(&format!("messages_per_core_second_{kind}"), core_rate, outcome);
+}
+
+fn set_if_known(metric: &str, value: f64, outcome: &mut Outcome) {
+    if value.is_finite() {
+        outcome.set(metric, value);
+    }
+}
+
+fn middle(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     (values[(values.len() - 1) / 2] + values[values.len() / 2]) / 2.0
 }

@@ -262,6 +262,41 @@ impl Watch {
     }
 }
 
+/// Something that happened to a run or a step.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
+pub struct Event {
+    /// What: `run:` or `step:`, and the state that it has come to.
+    #[serde(rename = "event_type")]
+    pub kind: String,
+    /// Of which flow.
+    #[serde(rename = "flow_slug")]
+    pub flow: String,
+}
+
+/// Hears of everything that happens to runs and steps, of all flows.
+#[derive(Debug)]
+pub struct Events(PgListener);
+
+impl Events {
+    /// Listens from now on. It takes one connection of the pool for as long as it is kept.
+    pub async fn listen(pool: &PgPool) -> Result<Self, FlowError> {
+        let mut listener = PgListener::connect_with(pool).await?;
+        listener.listen(EVENT_CHANNEL).await?;
+        Ok(Self(listener))
+    }
+
+    /// Waits for the next one. Nothing if the connection was lost, and with it whatever was announced meanwhile.
+    pub async fn next(&mut self) -> Result<Option<Event>, FlowError> {
+        while let Some(heard) = self.0.try_recv().await? {
+            // What others announce on the same channel is theirs.
+            if let Ok(event) = serde_json::from_str(heard.payload()) {
+                return Ok(Some(event));
+            }
+        }
+        Ok(None)
+    }
+}
+
 /// Completes a task by hand: of a manual step, or any that is started. False if it was over already.
 pub async fn complete(
     executor: impl PgExecutor<'_>,

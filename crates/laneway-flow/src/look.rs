@@ -1,6 +1,6 @@
 //! Looking: flows, runs, tasks, workers and queues as JSON, for the command line and the HTTP API, which show the same.
 //!
-//! Every look is one statement, so that what it shows is of one moment. Lists have a limit, and so has what is shown of inputs and outputs: what is
+//! Every look is one statement or one snapshot, so that what it shows is of one moment. Lists have a limit, and so has what is shown of inputs and outputs: what is
 //! left out is null, and its size is beside it. [`output`] gives one whole.
 
 use serde_json::Value;
@@ -186,6 +186,143 @@ pub async fn queues(pool: &PgPool) -> Result<Vec<Value>, FlowError> {
          GROUP BY u.queue ORDER BY u.queue LIMIT {LIST_MAX}"
     );
     values(sqlx::query(&statement).fetch_all(pool).await?)
+}
+
+/// The bounds, in seconds, of how long handlers take, as all workers count them. The last place of a count is for those beyond.
+pub const HANDLER_BOUNDS: [f64; 16] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
+
+/// Of what is alive so much is counted, of each flow and of each queue: a look at a backlog of millions costs no more.
+pub const COUNTED_MAX: u32 = 100_000;
+
+/// The longest that one of the looks of [`counts`] may take.
+const COUNTING_MILLIS_MAX: u32 = 2_000;
+
+/// How many there are of everything, at one moment: what metrics show.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Counts {
+    /// In the order of their names; so many at most as were asked for.
+    pub flows: Vec<FlowCount>,
+    /// In the order of their names; so many at most as were asked for.
+    pub queues: Vec<QueueCount>,
+    /// Workers that gave a sign of life within half a minute.
+    pub workers: u64,
+}
+
+/// The runs of a flow that are not over. Counted up to [`COUNTED_MAX`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FlowCount {
+    /// Its name.
+    pub flow: String,
+    /// Runs that have started.
+    pub started: u64,
+    /// Runs that wait for another of their key.
+    pub waiting: u64,
+}
+
+/// The tasks of a queue: what is alive, counted up to [`COUNTED_MAX`], and what workers have done since its flow was made, as they told it with their signs of life.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct QueueCount {
+    /// Its name.
+    pub queue: String,
+    /// Tasks that nobody has begun.
+    pub queued: u64,
+    /// Tasks that a worker has.
+    pub started: u64,
+    /// Workers alive that read it.
+    pub workers: u64,
+    /// Reads that asked it.
+    pub polls: u64,
+    /// Tasks that were taken from it.
+    pub taken: u64,
+    /// Tasks that were completed.
+    pub completed: u64,
+    /// Failures after which a task is tried again.
+    pub retried: u64,
+    /// Failures for good.
+    pub failed: u64,
+    /// Tasks that were another's, or over, when they ended.
+    pub lost: u64,
+    /// How long handlers took, all together.
+    pub handler_seconds: f64,
+    /// Handlers that ended within each of [`HANDLER_BOUNDS`] and not within the one before, and at last those beyond all; empty if there were none.
+    pub handlers: Vec<u64>,
+}
+
+/// The runs of each flow that are alive. The words of the state are those of an index that holds only these.
+const LIVE_RUNS: &str = "SELECT f.flow_slug, (SELECT count(*) FROM (SELECT FROM pgflow.runs r WHERE r.flow_slug = f.flow_slug AND r.status = 'started'
+         AND r.status IN ('started', 'waiting') LIMIT $2) a), (SELECT count(*) FROM (SELECT FROM pgflow.runs r WHERE r.flow_slug = f.flow_slug
+         AND r.status = 'waiting' AND r.status IN ('started', 'waiting') LIMIT $2) b)
+     FROM pgflow.flows f ORDER BY f.flow_slug LIMIT $1";
+
+/// The queues: what is alive by indexes that hold only that, and what was counted by one row.
+const QUEUES: &str = "SELECT u.queue, (SELECT count(*) FROM (SELECT FROM pgflow.step_tasks k WHERE k.queue = u.queue AND k.status = 'queued' LIMIT $2) a),
+         (SELECT count(*) FROM (SELECT FROM pgflow.step_tasks k WHERE k.queue = u.queue AND k.status = 'started' LIMIT $2) b),
+         (SELECT count(*) FROM pgflow.workers w WHERE u.queue = ANY (coalesce(w.queues, ARRAY[w.queue_name]))
+             AND w.stopped_at IS NULL AND w.last_heartbeat_at > now() - interval '30 seconds'),
+         coalesce(c.polls, 0), coalesce(c.taken, 0), coalesce(c.completed, 0), coalesce(c.retried, 0), coalesce(c.failed, 0), coalesce(c.lost, 0),
+         coalesce(c.handler_seconds, 0), coalesce(c.handlers, '{}')
+     FROM (SELECT DISTINCT q AS queue FROM pgflow.flows f CROSS JOIN LATERAL pgflow.flow_queues(f.flow_slug) AS q ORDER BY q LIMIT $1) u
+     LEFT JOIN pgflow.queue_counts c ON c.queue = u.queue ORDER BY u.queue";
+
+const WORKERS: &str = "SELECT count(*) FROM pgflow.workers w WHERE w.stopped_at IS NULL AND w.last_heartbeat_at > now() - interval '30 seconds'";
+
+/// Counts what is alive and says what was counted; of so many flows and so many queues at most. Three statements that read what is alive and no more, each within two seconds or not
+/// at all.
+pub async fn counts(pool: &PgPool, most: u32) -> Result<Counts, FlowError> {
+    let mut transaction = pool.begin().await?;
+    sqlx::query("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        .execute(&mut *transaction)
+        .await?;
+    let limit = COUNTING_MILLIS_MAX.to_string();
+    sqlx::query("SELECT set_config('statement_timeout', $1, true)")
+        .bind(limit)
+        .execute(&mut *transaction)
+        .await?;
+    let flows = limited(&mut transaction, LIVE_RUNS, most).await?;
+    let queues = limited(&mut transaction, QUEUES, most).await?;
+    let workers = sqlx::query(WORKERS).fetch_one(&mut *transaction).await?;
+    transaction.commit().await?;
+    Ok(Counts {
+        flows: flows.iter().map(flow_count).collect::<Result<_, _>>()?,
+        queues: queues.iter().map(queue_count).collect::<Result<_, _>>()?,
+        workers: number(&workers, 0)?,
+    })
+}
+
+async fn limited(
+    connection: &mut sqlx::PgConnection,
+    statement: &str,
+    most: u32,
+) -> Result<Vec<sqlx::postgres::PgRow>, FlowError> {
+    let query = sqlx::query(statement).bind(i64::from(most)).bind(i64::from(COUNTED_MAX));
+    Ok(query.fetch_all(connection).await?)
+}
+
+fn number(row: &sqlx::postgres::PgRow, place: usize) -> Result<u64, FlowError> {
+    Ok(u64::try_from(row.try_get::<i64, _>(place)?).unwrap_or(0))
+}
+
+fn flow_count(row: &sqlx::postgres::PgRow) -> Result<FlowCount, FlowError> {
+    Ok(FlowCount { flow: row.try_get(0)?, started: number(row, 1)?, waiting: number(row, 2)? })
+}
+
+fn queue_count(row: &sqlx::postgres::PgRow) -> Result<QueueCount, FlowError> {
+    let handlers: Vec<i64> = row.try_get(11)?;
+    Ok(QueueCount {
+        queue: row.try_get(0)?,
+        queued: number(row, 1)?,
+        started: number(row, 2)?,
+        workers: number(row, 3)?,
+        polls: number(row, 4)?,
+        taken: number(row, 5)?,
+        completed: number(row, 6)?,
+        retried: number(row, 7)?,
+        failed: number(row, 8)?,
+        lost: number(row, 9)?,
+        handler_seconds: row.try_get(10)?,
+        handlers: handlers.into_iter().map(|count| u64::try_from(count).unwrap_or(0)).collect(),
+    })
 }
 
 fn values(rows: Vec<sqlx::postgres::PgRow>) -> Result<Vec<Value>, FlowError> {

@@ -94,6 +94,7 @@ const MIGRATIONS: &[Migration] = migrations![
     "0005_runs",
     "0006_tasks",
     "0007_roles",
+    "0008_counts",
 ];
 
 /// The version of the schema that this binary carries.

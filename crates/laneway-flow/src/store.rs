@@ -96,6 +96,15 @@ fn task(row: &PgRow) -> Result<Task, FlowError> {
     })
 }
 
+/// Adds what a worker has counted to the rows of its queues.
+pub(crate) async fn count_tasks(
+    executor: impl PgExecutor<'_>,
+    counts: &serde_json::Value,
+) -> Result<(), FlowError> {
+    sqlx::query("SELECT pgflow.count_tasks($1)").bind(Json(counts)).execute(executor).await?;
+    Ok(())
+}
+
 /// What came of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Completed {

@@ -14,6 +14,8 @@
 mod api;
 pub mod audit;
 pub mod config;
+#[cfg(feature = "flow")]
+mod flows;
 pub mod history;
 pub mod ingress;
 pub mod mediator;

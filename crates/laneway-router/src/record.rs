@@ -345,7 +345,8 @@ mod tests {
         // A second of a quick target: two hundred thousand attempts of five microseconds, a fiftieth of them of one group, the others of ten thousand.
         for second in 0..3_u32 {
             for number in 0..200_000_u32 {
-                let group = if number % 50 == 0 { "often".to_owned() } else { format!("g-{}", number % 9_973) };
+                let group =
+                    if number % 50 == 0 { "often".to_owned() } else { format!("g-{}", number % 9_973) };
                 ended(&hot, &pool, &group, Duration::from_micros(5), false);
             }
             let seconds = hot.next_second();

@@ -145,9 +145,11 @@ struct Inner {
     ingress: Mutex<Option<Ingress>>,
     ingress_address: Option<SocketAddr>,
     targets: Option<TestTargets>,
-    /// Connects when it is first asked something.
     #[cfg(feature = "flow")]
-    flows: Option<sqlx::PgPool>,
+    flows: Option<Arc<crate::flows::Flows>>,
+    /// What hears of runs and steps; there until the shutdown ends it.
+    #[cfg(feature = "flow")]
+    hearing: Mutex<Option<tokio::task::JoinHandle<()>>>,
     audit: Audit,
     /// There where the dashboard is.
     history: Option<Arc<History>>,
@@ -238,7 +240,9 @@ impl Service {
             router.warnings().give("configuration", text);
         }
         #[cfg(feature = "flow")]
-        let flows = flows(&config)?;
+        let flows = flows(&config)?.map(|pool| Arc::new(crate::flows::Flows::new(pool)));
+        #[cfg(feature = "flow")]
+        let hearing = flows.clone().map(|flows| tokio::spawn(crate::flows::listen(flows)));
         let service = Service {
             inner: Arc::new(Inner {
                 config: Mutex::new(Arc::new(config)),
@@ -253,6 +257,8 @@ impl Service {
                 targets,
                 #[cfg(feature = "flow")]
                 flows,
+                #[cfg(feature = "flow")]
+                hearing: Mutex::new(hearing),
                 audit: Audit::default(),
                 history: history.clone(),
                 watcher: Mutex::default(),
@@ -297,6 +303,12 @@ impl Service {
     /// The database of flows, if there is one.
     #[cfg(feature = "flow")]
     pub fn flows(&self) -> Option<&sqlx::PgPool> {
+        self.inner.flows.as_ref().map(|flows| flows.pool())
+    }
+
+    /// What is known of flows, for the metrics.
+    #[cfg(feature = "flow")]
+    pub(crate) fn flow_counts(&self) -> Option<&Arc<crate::flows::Flows>> {
         self.inner.flows.as_ref()
     }
 
@@ -564,6 +576,10 @@ impl Service {
         if let Some(watcher) = lock(&self.inner.watcher).take() {
             watcher.abort();
         }
+        #[cfg(feature = "flow")]
+        if let Some(hearing) = lock(&self.inner.hearing).take() {
+            hearing.abort();
+        }
         let server = lock(&self.inner.server).take();
         let connections_cut = match server {
             Some(server) => server.shutdown(FAREWELL).await,
@@ -648,12 +664,12 @@ fn start_router(
     Ok(router)
 }
 
-/// Connections to the database of flows: few, because every look is one short statement.
+/// Connections to the database of flows: few, because every look is one short statement. One of them listens.
 #[cfg(feature = "flow")]
 fn flows(config: &Config) -> Result<Option<sqlx::PgPool>, StartError> {
     let Some(url) = &config.flow_database else { return Ok(None) };
     let options =
-        sqlx::postgres::PgPoolOptions::new().max_connections(4).acquire_timeout(Duration::from_secs(5));
+        sqlx::postgres::PgPoolOptions::new().max_connections(5).acquire_timeout(Duration::from_secs(5));
     options.connect_lazy(url.expose()).map(Some).map_err(StartError::FlowDatabase)
 }
 

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
+use super::tally::Tally;
 use crate::handler::Task;
 
 /// What a worker has done.
@@ -138,6 +139,8 @@ pub(crate) struct Hand {
     /// The mean time of a handler in nanoseconds, smoothed; 0 until one has ended.
     service: AtomicU64,
     pub(crate) counters: Counters,
+    /// What is told to the database, of each queue.
+    pub(crate) tallies: Vec<Tally>,
 }
 
 /// How far the hand reaches ahead of the slots: as many tasks as they will do in this time. Long enough to hide a call of the database,
@@ -155,6 +158,7 @@ impl Hand {
             ahead_max: 2 * batch_max,
             service: AtomicU64::new(0),
             counters: Counters::default(),
+            tallies: (0..queues).map(|_| Tally::default()).collect(),
         }
     }
 

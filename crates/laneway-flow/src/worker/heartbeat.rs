@@ -10,6 +10,7 @@ use tokio::time::{Instant, sleep_until};
 use super::Shared;
 use super::hand::{Held, Stage};
 use super::settle::HAND_BACK_DELAY;
+use super::tally;
 use crate::handler::Task;
 use crate::store::{self, TaskRows};
 
@@ -19,7 +20,7 @@ const RESCUE_EVERY: u32 = 2;
 /// Beats until the worker is gone. It goes on while the worker stops, so that nobody takes what it still finishes.
 pub(super) async fn beat(shared: Arc<Shared>) {
     let period = period(&shared);
-    let (mut beats, mut trouble) = (0_u32, false);
+    let (mut beats, mut trouble, mut uncounted) = (0_u32, false, false);
     loop {
         let next = Instant::now() + period;
         match once(&shared, beats).await {
@@ -27,6 +28,15 @@ pub(super) async fn beat(shared: Arc<Shared>) {
             Err(error) if !trouble => {
                 trouble = true;
                 shared.trouble(&format!("no sign of life could be given, trying again: {error}"));
+            }
+            Err(_) => {}
+        }
+        // Beside it: a role that was not given the right to count does its work all the same.
+        match tally::tell(&shared).await {
+            Ok(()) => uncounted = false,
+            Err(error) if !uncounted && !trouble => {
+                uncounted = true;
+                shared.trouble(&format!("what was counted could not be told, trying again: {error}"));
             }
             Err(_) => {}
         }

@@ -15,7 +15,8 @@
 //! - **run** (`run.rs`): a slot of the lane engine calls the handler, with the step's timeout. Every task is a lane of its own, or every run with
 //!   `ordered_runs`.
 //! - **settle** (`settle.rs`): completions and failures gather while the call before them is under way, and go together in the next one.
-//! - **heartbeat** (`heartbeat.rs`): says that the worker lives, keeps what is slow, and gives the tasks of dead workers to the living.
+//! - **heartbeat** (`heartbeat.rs`): says that the worker lives, keeps what is slow, gives the tasks of dead workers to the living, and adds what was counted (`tally.rs`)
+//!   to the rows of the queues.
 //!
 //! # Shutdown
 //!
@@ -38,6 +39,7 @@ mod run;
 mod settings;
 mod settle;
 mod strategy;
+mod tally;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -420,6 +422,11 @@ impl Shared {
         store::start_worker(pool, self.id, &self.name, &queues).await
     }
 
+    /// What is counted of the queue of a task; nothing for a queue that this worker does not read.
+    fn tally(&self, task: &Task) -> Option<&tally::Tally> {
+        self.hand.tallies.get(self.queues.iter().position(|queue| queue.name == task.queue)?)
+    }
+
     fn trouble(&self, what: &str) {
         (self.trouble)(what);
     }
@@ -520,6 +527,9 @@ impl Worker {
         let handed_back = self.hand_back(&left).await;
         // A sign of life after the goodbye would take it back.
         self.tasks.iter().for_each(JoinHandle::abort);
+        if let Err(why) = last_call(tally::tell(&self.shared)).await {
+            self.shared.trouble(&format!("what was counted last could not be told: {why}"));
+        }
         let goodbye = store::mark_worker_stopped(&self.shared.control, self.shared.id);
         if let Err(why) = last_call(goodbye).await {
             self.shared.trouble(&format!("the worker could not say goodbye: {why}"));

@@ -109,6 +109,10 @@ impl Poller {
             return Duration::ZERO;
         }
         shared.hand.counters.reads.fetch_add(1, Relaxed);
+        let is_asked = |queue: &usize| plan.iter().any(|share| share.queue == *queue);
+        for queue in (0..shared.queues.len()).filter(is_asked) {
+            shared.hand.tallies[queue].polls.fetch_add(1, Relaxed);
+        }
         let read = request(shared, &plan, free);
         match store::read_and_start(&shared.control, read).await {
             Ok(tasks) => {
@@ -160,10 +164,11 @@ impl Poller {
             // A queue that the read did not ask for cannot be in its answer.
             let Some(place) = place_of(shared, &task) else { continue };
             self.number += 1;
+            shared.hand.tallies[place].taken.fetch_add(1, Relaxed);
             let lane = if shared.settings.ordered_runs { task.run_id.as_u128() } else { self.number };
             let task = Arc::new(task);
             let (ticket, progress) = shared.hand.put(task.clone(), place);
-            let message = laneway::Message::new(lane, Job { ticket, task, progress });
+            let message = laneway::Message::new(lane, Job { ticket, task, progress, queue: place });
             let message = message.priority(tier(shared.queues[place].priority));
             if engine.try_submit(message).is_err() {
                 // Only an engine that is closed refuses: its bound is above the hand's. What is in the hand is handed back at the end.

@@ -23,6 +23,8 @@ pub(crate) struct Job {
     pub(super) ticket: u64,
     pub(super) task: Arc<Task>,
     pub(super) progress: Arc<Progress>,
+    /// The place of its queue.
+    pub(super) queue: usize,
 }
 
 /// Runs the handler of a task, to its end, its timeout, or until the task is another's.
@@ -32,8 +34,8 @@ pub(super) async fn run(shared: &Arc<Shared>, settlements: &mpsc::Sender<Settlem
     let settlement = match ended {
         Ended::Output(output) => Settlement::Complete { ticket, task, output },
         Ended::Failed(failure) => Settlement::Fail { ticket, task, failure },
-        Ended::Committed => Settlement::Committed { ticket },
-        Ended::Lost => Settlement::Lost { ticket },
+        Ended::Committed => Settlement::Committed { ticket, task },
+        Ended::Lost => Settlement::Lost { ticket, task },
         Ended::Unknown => Settlement::Unknown { ticket, task },
     };
     // The settler ends after the slots, unless the worker was dropped; then nobody is left to tell.
@@ -47,7 +49,9 @@ async fn begun(shared: &Shared, job: &Job) -> Ended {
         ended = attempt(shared, &job.task) => ended,
         () = job.progress.lost.notified() => Ended::Lost,
     };
-    shared.hand.learn(began.elapsed());
+    let took = began.elapsed();
+    shared.hand.learn(took);
+    shared.hand.tallies[job.queue].learn(took);
     job.progress.end();
     ended
 }

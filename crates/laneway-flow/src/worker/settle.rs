@@ -4,7 +4,7 @@
 //! the worker, the larger the batches, without any waiting for them.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use serde_json::value::RawValue;
 use sqlx::types::Json;
@@ -14,6 +14,7 @@ use tokio::time::sleep;
 use super::Shared;
 use super::poll::backoff;
 use super::run::{run_too_large, too_large, unknown};
+use super::tally::Tally;
 use crate::error::FlowError;
 use crate::handler::{Failure, Task};
 use crate::store::{self, Completed, Failed, TaskRows};
@@ -31,9 +32,9 @@ pub(super) enum Settlement {
     /// Fail it.
     Fail { ticket: u64, task: Arc<Task>, failure: Failure },
     /// Its own transaction has completed it.
-    Committed { ticket: u64 },
+    Committed { ticket: u64, task: Arc<Task> },
     /// It was no longer ours.
-    Lost { ticket: u64 },
+    Lost { ticket: u64, task: Arc<Task> },
     /// This worker cannot do it, and another may.
     Unknown { ticket: u64, task: Arc<Task> },
     /// Everything that was sent before this has been settled when it is answered.
@@ -66,12 +67,14 @@ pub(super) async fn settle(shared: Arc<Shared>, mut inbox: mpsc::Receiver<Settle
                 Settlement::Fail { ticket, task, failure } => {
                     failures.push(Failing { ticket, task, failure })
                 }
-                Settlement::Committed { ticket } => {
+                Settlement::Committed { ticket, task } => {
                     shared.hand.counters.completed.fetch_add(1, Relaxed);
+                    count(&shared, &task, |tally| &tally.completed);
                     shared.hand.remove([ticket]);
                 }
-                Settlement::Lost { ticket } => {
+                Settlement::Lost { ticket, task } => {
                     shared.hand.counters.ignored.fetch_add(1, Relaxed);
+                    count(&shared, &task, |tally| &tally.lost);
                     shared.hand.remove([ticket]);
                 }
                 Settlement::Unknown { ticket, task } => strangers.push((ticket, task)),
@@ -84,6 +87,13 @@ pub(super) async fn settle(shared: Arc<Shared>, mut inbox: mpsc::Receiver<Settle
         for answer in flushes {
             let _ = answer.send(());
         }
+    }
+}
+
+/// Counts one more of the queue of a task.
+fn count(shared: &Shared, task: &Task, of: fn(&Tally) -> &AtomicU64) {
+    if let Some(tally) = shared.tally(task) {
+        of(tally).fetch_add(1, Relaxed);
     }
 }
 
@@ -108,8 +118,14 @@ async fn complete(shared: &Shared, completions: Vec<Completion>, failures: &mut 
             for (it, outcome) in completions.into_iter().zip(outcomes) {
                 let counters = &shared.hand.counters;
                 match outcome {
-                    Completed::Done => drop(counters.completed.fetch_add(1, Relaxed)),
-                    Completed::Ignored => drop(counters.ignored.fetch_add(1, Relaxed)),
+                    Completed::Done => {
+                        counters.completed.fetch_add(1, Relaxed);
+                        count(shared, &it.task, |tally| &tally.completed);
+                    }
+                    Completed::Ignored => {
+                        counters.ignored.fetch_add(1, Relaxed);
+                        count(shared, &it.task, |tally| &tally.lost);
+                    }
                     Completed::TooLarge => {
                         let failure = too_large(&it.output);
                         failures.push(Failing { ticket: it.ticket, task: it.task, failure });
@@ -169,13 +185,15 @@ async fn fail(shared: &Shared, failures: Vec<Failing>) {
     };
     match answer {
         Ok(outcomes) => {
-            for outcome in outcomes {
+            for (it, outcome) in failures.iter().zip(outcomes) {
                 let counters = &shared.hand.counters;
-                match outcome {
-                    Failed::Retried => counters.retried.fetch_add(1, Relaxed),
-                    Failed::Final => counters.failed.fetch_add(1, Relaxed),
-                    Failed::Ignored => counters.ignored.fetch_add(1, Relaxed),
+                let (counter, tally): (_, fn(&Tally) -> &AtomicU64) = match outcome {
+                    Failed::Retried => (&counters.retried, |tally| &tally.retried),
+                    Failed::Final => (&counters.failed, |tally| &tally.failed),
+                    Failed::Ignored => (&counters.ignored, |tally| &tally.lost),
                 };
+                counter.fetch_add(1, Relaxed);
+                count(shared, &it.task, tally);
             }
             shared.hand.remove(failures.iter().map(|it| it.ticket));
         }

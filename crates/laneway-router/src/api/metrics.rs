@@ -1,7 +1,10 @@
 //! `/metrics`: everything that is counted, as Prometheus reads it (text format 0.0.4).
 //!
-//! Labels are pools, sources, partitions and words of our own: never a group, a target or an id, of which there may be millions. Of pools only the first hundred
-//! are listed by name; the others are summed up under `(others)`.
+//! Labels are pools, sources, partitions, flows, queues and words of our own: never a group, a target or an id, of which there may be millions. Of pools only the first hundred
+//! are listed by name; the others are summed up under `(others)`. What is said of flows is in `flow`.
+
+#[cfg(feature = "flow")]
+mod flow;
 
 use std::fmt::Write;
 
@@ -38,6 +41,10 @@ async fn metrics(State(service): State<Service>) -> impl IntoResponse {
     about_mediators(&mut text, &service);
     if let Some(stats) = service.ingress_stats() {
         about_ingress(&mut text, &stats);
+    }
+    #[cfg(feature = "flow")]
+    if let Some(flows) = service.flow_counts() {
+        flow::about_flows(&mut text, flows).await;
     }
     ([(header::CONTENT_TYPE, MEDIA_TYPE)], text.0)
 }

@@ -411,7 +411,13 @@ mod tests {
             let group = GroupPoint { depth: second, max_micros: 7, ..GroupPoint::default() };
             let deep = Deep { pool: None, group: "\"<é".into(), in_pool: 1, in_queue: 2 };
             let (pools, groups) = (vec![("p".into(), pool)], vec![(id(1), group)]);
-            history.add(Moment { at: u64::from(second), pools, groups, deepest: vec![deep], now: Value::Null });
+            history.add(Moment {
+                at: u64::from(second),
+                pools,
+                groups,
+                deepest: vec![deep],
+                now: Value::Null,
+            });
         }
         let read = |text: &str| serde_json::from_str::<Value>(text).unwrap();
         let (whole, latest) = (read(&history.whole()), read(&written(&Latest(&history.rows()))));
