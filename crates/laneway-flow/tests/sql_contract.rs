@@ -1251,6 +1251,9 @@ async fn a_worker_needs_only_the_functions_of_its_kind() {
     }
     let id = worker.worker(&["f", "q"]).await;
     assert_eq!(worker.get(&format!("SELECT pgflow.heartbeat('{id}')")).await, "true");
+    let counted =
+        r#"SELECT pgflow.count_tasks('[{"queue": "q", "polls": 2}, {"queue": "gone", "polls": 1}]')"#;
+    assert_eq!(worker.count(counted).await, 1, "a queue that nobody uses is left out");
     assert_eq!(
         worker.get("SELECT pgflow.compare_flow_shape('f', '{\"steps\": []}') ->> 'verdict'").await,
         "different"
@@ -1321,4 +1324,38 @@ async fn what_is_given_never_becomes_sql() {
         assert!(["PF001", "PF002", "42704"].contains(&code.as_str()), "{sql}: {code} {message}");
     }
     assert_eq!(db.count("SELECT count(*) FROM pgflow.runs").await, 0);
+}
+
+#[tokio::test]
+async fn what_workers_count_is_added_up_and_what_is_no_count_is_refused() {
+    let db = database().await;
+    db.run("SELECT pgflow.create_flow('f'); SELECT pgflow.add_step('f', 'a')").await;
+    let handlers = |one: u32| format!("[{one}{}]", ", 0".repeat(16));
+    for _ in 0..3 {
+        let counts = format!(
+            r#"[{{"queue": "f", "polls": 2, "taken": 1, "handler_seconds": 0.5, "handlers": {}}}]"#,
+            handlers(1)
+        );
+        assert_eq!(db.count(&format!("SELECT pgflow.count_tasks('{counts}')")).await, 1);
+    }
+    let row = "SELECT polls || ' ' || taken || ' ' || completed || ' ' || handler_seconds || ' ' || handlers[1] || ' ' || handlers[17] FROM pgflow.queue_counts";
+    assert_eq!(db.get(row).await, "6 3 0 1.5 3 0");
+    let negative = format!(r#"[{{"queue": "f", "handlers": {}}}]"#, handlers(1).replace("[1", "[-1"));
+    let many = format!("[{}]", vec![r#"{"queue": "f"}"#; 1_001].join(","));
+    for bad in [
+        "{}",
+        "null",
+        r#"[{"polls": 1}]"#,
+        r#"[{"queue": "f", "polls": -1}]"#,
+        r#"[{"queue": "f", "handlers": [1]}]"#,
+        r#"[{"queue": "f", "handler_seconds": -1}]"#,
+        &negative,
+        &many,
+    ] {
+        assert_eq!(db.refusal(&format!("SELECT pgflow.count_tasks('{bad}')")).await.0, "PF001", "{bad}");
+    }
+    assert_eq!(db.get(row).await, "6 3 0 1.5 3 0", "nothing of it was counted");
+    let bounds = laneway_flow::look::HANDLER_BOUNDS.map(|bound| bound.to_string()).join(",");
+    let same = format!("SELECT (pgflow._handler_bounds() = '{{{bounds}}}'::double precision[])::text");
+    assert_eq!(db.get(&same).await, "true", "the database and the workers have the same bounds");
 }

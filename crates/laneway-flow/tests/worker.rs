@@ -932,3 +932,102 @@ async fn a_map_whose_outputs_together_are_over_the_limit_fails_in_words() {
     assert_eq!(database.end_of(narrow).await.status(), "completed", "others are not harmed");
     worker.stop().await;
 }
+
+/// Two queues: `steady` succeeds, `flaky` fails at its first attempt, `hopeless` for good.
+fn counted_worker(
+    database: &Database,
+) -> impl Future<Output = Result<Worker, laneway_flow::worker::StartError>> {
+    let text = r#"{"slug":"counted","baseDelay":0,"maxAttempts":2,"steps":[{"slug":"steady"},{"slug":"flaky","queue":"other_queue"},
+        {"slug":"hopeless","queue":"other_queue","dependsOn":["steady","flaky"]}]}"#;
+    let steady = Action::plain(|task| async move { Ok(task.flow_input.clone().unwrap()) });
+    let flaky = Action::plain(|task| async move {
+        if task.attempt == 1 { Err(Failure::new("not yet")) } else { Ok(task.flow_input.clone().unwrap()) }
+    });
+    let hopeless = Action::plain(|_| async move { Err(Failure::fatal("never")) });
+    let actions = [("steady", steady), ("flaky", flaky), ("hopeless", hopeless)];
+    let actions = actions.into_iter().map(|(step, action)| (step.to_owned(), action)).collect();
+    let builder = Worker::on(&database.pool).serve_data(Definition::from_json(text).unwrap(), actions);
+    builder.settings(quick()).start()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_workers_did_is_counted_by_queue_and_outlives_them() {
+    let database = Database::start().await;
+    for round in 1..=2_u64 {
+        let worker = counted_worker(&database).await.unwrap();
+        let run = Start::named("counted", json!({"round": round})).on(&database.pool).await.unwrap();
+        assert_eq!(database.end_of(run).await.status(), "failed");
+        let live = look::counts(&database.pool, 100).await.unwrap();
+        assert_eq!((live.workers, live.queues[0].workers, live.queues[1].workers), (1, 1, 1));
+        let stats = worker.stop().await.stats;
+        assert_eq!((stats.taken, stats.completed, stats.retried, stats.failed), (4, 2, 1, 1));
+
+        let counts = look::counts(&database.pool, 100).await.unwrap();
+        assert_eq!(counts.workers, 0, "it has said goodbye");
+        let flow = look::FlowCount { flow: "counted".into(), started: 0, waiting: 0 };
+        assert_eq!(counts.flows, [flow]);
+        let [own, other] = &counts.queues[..] else { panic!("{counts:?}") };
+        assert_eq!((own.queue.as_str(), other.queue.as_str()), ("counted", "other_queue"));
+        assert_eq!((own.taken, own.completed, own.retried, own.failed), (round, round, 0, 0));
+        assert_eq!(
+            (other.taken, other.completed, other.retried, other.failed),
+            (3 * round, round, round, round)
+        );
+        for queue in [own, other] {
+            assert!(queue.polls >= round && queue.lost == 0 && queue.handler_seconds > 0.0, "{queue:?}");
+            assert_eq!(queue.handlers.len(), look::HANDLER_BOUNDS.len() + 1);
+            assert_eq!(queue.handlers.iter().sum::<u64>(), queue.taken, "each of them has run once");
+            assert_eq!((queue.queued, queue.started, queue.workers), (0, 0, 0));
+        }
+    }
+    // What is alive, without a worker; and no more flows or queues than asked for.
+    for _ in 0..3 {
+        Start::named("counted", json!({})).on(&database.pool).await.unwrap();
+    }
+    let counts = look::counts(&database.pool, 1).await.unwrap();
+    assert_eq!((counts.flows[0].started, counts.queues.len(), counts.queues[0].queued), (3, 1, 3));
+    client::delete_flow(&database.pool, "counted").await.unwrap();
+    assert_eq!(look::counts(&database.pool, 100).await.unwrap(), look::Counts::default());
+    assert_eq!(database.count("SELECT count(*) FROM pgflow.queue_counts").await, 0, "it goes with its queue");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn counting_reads_what_is_alive_and_not_what_is_over() {
+    let database = Database::start().await;
+    let statement = "SELECT pgflow.create_flow('many'); SELECT pgflow.add_step('many', 'only');
+        INSERT INTO pgflow.runs (flow_slug, status, input, completed_at) SELECT 'many', 'completed', '{}', now() FROM generate_series(1, 50000);
+        INSERT INTO pgflow.runs (flow_slug, status, input) SELECT 'many', CASE WHEN n % 4 = 0 THEN 'waiting' ELSE 'started' END, '{}' FROM generate_series(1, 40) n;
+        ANALYZE pgflow.runs";
+    sqlx::raw_sql(statement).execute(&database.pool).await.unwrap();
+    let counts = look::counts(&database.pool, 100).await.unwrap();
+    assert_eq!((counts.flows[0].started, counts.flows[0].waiting), (30, 10));
+    let plan: Vec<String> = sqlx::query_scalar(
+        "EXPLAIN SELECT count(*) FROM (SELECT FROM pgflow.runs r WHERE r.flow_slug = 'many' AND r.status = 'started'
+             AND r.status IN ('started', 'waiting') LIMIT 100000) a",
+    )
+    .fetch_all(&database.pool)
+    .await
+    .unwrap();
+    assert!(plan.iter().any(|line| line.contains("idx_runs_live")), "{plan:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_listens_hears_what_becomes_of_runs_and_steps() {
+    let database = Database::start().await;
+    let mut events = client::Events::listen(&database.pool).await.unwrap();
+    let worker = counted_worker(&database).await.unwrap();
+    let run = Start::named("counted", json!({})).on(&database.pool).await.unwrap();
+    database.end_of(run).await;
+    let mut heard = Vec::new();
+    while heard.last().is_none_or(|kind| kind != "run:failed") {
+        let next = tokio::time::timeout(PATIENCE, events.next()).await.expect("in time").unwrap();
+        let event = next.expect("the connection holds");
+        assert_eq!(event.flow, "counted");
+        heard.push(event.kind);
+    }
+    heard.sort();
+    let expected = ["run:failed", "run:started", "step:completed", "step:completed", "step:failed"];
+    let starts = ["step:started"; 3];
+    assert_eq!(heard, [&expected[..], &starts[..]].concat());
+    worker.stop().await;
+}

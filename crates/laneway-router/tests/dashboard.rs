@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use browser::Browser;
+use browser::{Browser, ENTER, ESCAPE, TAB};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use laneway_router::config::{Config, Layering};
@@ -298,12 +298,95 @@ async fn everybody_can_use_it() {
             assert!(serious.is_empty(), "{name}, dark: {dark}: {serious:#?}");
         }
     }
-    // By the keyboard alone: the search has a key, and what has the focus shows it.
-    browser.eval("document.dispatchEvent(new KeyboardEvent('keydown', { key: '/', bubbles: true }))").await;
+    browser.close().await;
+    stage.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn everything_can_be_done_by_the_keyboard_alone() {
+    let mut stage = Stage::new(
+        &CONFIG
+            .replace("backoff = 2 s", "backoff = 60 s")
+            .replace("backoff-max = 20 s", "backoff-max = 60 s"),
+    )
+    .await;
+    stage.load();
+    let browser = Browser::start().await;
+    browser.look(1280, 900, false).await;
+    browser.open(&format!("{}/", stage.base())).await;
+    browser.until("document.querySelectorAll('#chart-bars .bars li').length > 3").await;
+    // Past what is on every page, to what is on this one; which stays.
+    browser.tab_to("it.className === 'skip-link'").await;
+    browser.keys(ENTER).await;
+    browser.until("document.activeElement.id === 'view'").await;
+    assert_eq!(browser.eval("document.querySelector('h1').textContent").await, json!("Overview"));
+    // Bars are links, in the order in which they stand. While one has the focus it is not drawn anew under the finger.
+    browser.tab_to("it.closest('#chart-bars .bars li')").await;
+    assert_eq!(
+        browser
+            .eval("document.activeElement.closest('li') === document.querySelector('#chart-bars .bars li')")
+            .await,
+        json!(true)
+    );
+    let group = browser.eval("document.activeElement.textContent").await;
+    let number = "import('/dashboard/api.js').then(({ history }) => history.number)";
+    let before = browser.eval(number).await.as_u64().unwrap();
     browser
-        .eval("document.body.dispatchEvent(new KeyboardEvent('keydown', { key: '/', bubbles: true }))")
+        .until(&format!(
+            "import('/dashboard/api.js').then(({{ history }}) => history.number > {})",
+            before + 2
+        ))
         .await;
+    assert_eq!(browser.eval("document.activeElement.textContent").await, group);
+    browser.keys(ENTER).await;
+    browser.until(&format!("document.querySelector('h1').textContent.startsWith({group})")).await;
+    // The search has a key of its own.
+    browser.keys("/").await;
     browser.until("document.activeElement.id === 'search-text'").await;
+    browser.keys("invoice-stuck").await;
+    browser.keys(ENTER).await;
+    browser.until("location.hash === '#/group/billing/invoice-stuck'").await;
+    browser.until("document.querySelector('#why').textContent.includes('has failed')").await;
+    // Asked, and taken back by escape: nothing is done, and the focus is where it was.
+    browser.tab_to("it.textContent === 'Park'").await;
+    browser.keys(ENTER).await;
+    browser.until("document.querySelector('dialog').open && document.querySelector('dialog').contains(document.activeElement)").await;
+    browser.keys(ESCAPE).await;
+    browser
+        .until("!document.querySelector('dialog').open && document.activeElement.textContent === 'Park'")
+        .await;
+    assert_eq!(stage.service.audit().total(), 0);
+    // A question keeps the focus until it has an answer.
+    browser.keys(ENTER).await;
+    browser.until("document.querySelector('dialog').open").await;
+    for _ in 0..6 {
+        browser.keys(TAB).await;
+        let inside = "document.activeElement === document.body || document.querySelector('dialog').contains(document.activeElement)";
+        assert_eq!(browser.eval(inside).await, json!(true));
+    }
+    browser.tab_to("it.matches('dialog input')").await;
+    browser.keys("by hand").await;
+    browser.keys(ENTER).await;
+    browser.until("document.querySelector('#why').textContent.includes('by hand')").await;
+    until("it is written down", || (stage.service.audit().total() == 1).then_some(())).await;
+    browser.tab_to("it.textContent === 'Resume'").await;
+    browser.keys(ENTER).await;
+    browser.tab_to("it.matches('[data-confirm]')").await;
+    browser.keys(ENTER).await;
+    until("it goes on", || (stage.service.audit().total() == 2).then_some(())).await;
+    // A pool is resized by its number.
+    browser.tab_to("it.dataset.page === 'pools'").await;
+    browser.keys(ENTER).await;
+    browser.until("document.querySelector('[data-slots=mail]')").await;
+    browser.tab_to("it.dataset.slots === 'mail'").await;
+    browser.eval("document.activeElement.select()").await;
+    browser.keys("7").await;
+    browser.keys(ENTER).await;
+    browser.tab_to("it.matches('[data-confirm]')").await;
+    browser.keys(ENTER).await;
+    let view = |code: &str| stage.service.router().pool_view(code).unwrap();
+    until("resized", || (view("mail").settings.concurrency == 7).then_some(())).await;
+    browser.was_quiet(&stage.base()).await;
     browser.close().await;
     stage.end().await;
 }
@@ -457,6 +540,61 @@ async fn a_pool_is_resized_paused_and_drained_from_its_page() {
     let details: Vec<_> =
         stage.service.audit().newest(10).into_iter().filter_map(|deed| deed.detail).collect();
     assert_eq!(details, ["concurrency=9"]);
+    browser.was_quiet(&stage.base()).await;
+    browser.close().await;
+    stage.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_letters_are_read_chosen_redriven_and_forgotten_from_their_page() {
+    let stage = Stage::new(CONFIG).await;
+    let bad = format!("{}/api/test/client-error", stage.base());
+    let message = |number: u32| json!({ "id": format!("bad-{number}"), "poolCode": "orders", "messageGroupId": format!("g-{number}"), "mediationTarget": bad, "payload": "<b>text</b>" });
+    stage.publish(json!((1..=4).map(message).collect::<Vec<_>>())).await;
+    let queue = stage.service.queue("default").unwrap();
+    let dead = async |wanted: u64| {
+        let reached = async {
+            while queue.depth().await.unwrap().dead != wanted {
+                tokio::time::sleep(Duration::from_millis(20)).await; // paced: between two looks
+            }
+        };
+        tokio::time::timeout(DEADLINE, reached).await.expect("so many dead letters");
+    };
+    dead(4).await;
+    let browser = Browser::start().await;
+    browser.look(1280, 900, false).await;
+    browser.open(&format!("{}/#/dead-letters", stage.base())).await;
+    browser.until("document.querySelectorAll('main tbody tr').length === 4").await;
+    // The order is that in which they were given up, which is nobody's business: they are of four groups.
+    let listed =
+        "[...document.querySelectorAll('main tbody tr')].map((it) => it.innerText.match(/bad-[0-9]/)[0])";
+    assert_eq!(browser.eval(&format!("{listed}.sort()")).await, json!(["bad-1", "bad-2", "bad-3", "bad-4"]));
+    let say_why =
+        "[...document.querySelectorAll('main tbody tr')].every((it) => it.innerText.includes('400'))";
+    assert_eq!(browser.eval(say_why).await, json!(true));
+    // What it said, as it was.
+    browser.press("main tbody details summary").await;
+    browser.until("document.querySelector('main tbody details pre').innerText.includes('<b>text</b>')").await;
+    // Two of them come again, and fail again; who takes it back changes nothing.
+    browser.press("[aria-label='Choose bad-1']").await;
+    browser.press("[aria-label='Choose bad-3']").await;
+    browser.press_button("Redrive chosen").await;
+    browser.until("document.querySelector('dialog').open && document.querySelector('dialog').innerText.includes('2 dead letters')").await;
+    browser.press("[data-cancel]").await;
+    assert_eq!(stage.service.audit().total(), 0);
+    browser.press_button("Redrive chosen").await;
+    browser.press("[data-confirm]").await;
+    // They are behind the others then.
+    let behind =
+        format!("(all => all.length === 4 && all.slice(2).sort().join() === 'bad-1,bad-3')({listed})");
+    browser.until(&behind).await;
+    browser.press_button("Forget all").await;
+    browser.press("[data-confirm]").await;
+    browser.until("document.querySelector('main').innerText.includes('None. Whatever is given up')").await;
+    dead(0).await;
+    let deeds: Vec<_> =
+        stage.service.audit().newest(10).into_iter().map(|deed| (deed.method, deed.status)).collect();
+    assert_eq!(deeds, [("DELETE".to_owned(), 200), ("POST".to_owned(), 200)]);
     browser.was_quiet(&stage.base()).await;
     browser.close().await;
     stage.end().await;

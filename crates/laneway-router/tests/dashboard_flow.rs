@@ -5,7 +5,7 @@ mod browser;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use browser::Browser;
+use browser::{Browser, ENTER, ESCAPE};
 use laneway_flow::{Action, Definition, Worker};
 use laneway_router::config::{Config, Layering};
 use laneway_router::service::Service;
@@ -19,6 +19,16 @@ const FLOW: &str = r#"{"slug":"order","steps":[
     {"slug":"price","dependsOn":["fetch"],"maxAttempts":1},
     {"slug":"sign","dependsOn":["check"],"queue":false},
     {"slug":"charge","dependsOn":["price","sign"],"maxAttempts":1}]}"#;
+
+/// In the light, in the dark and on a phone, none of which may be wider than its window.
+async fn photograph(browser: &Browser, name: &str) {
+    for (look, width, dark) in [("dark", 1440, true), ("phone", 390, false), ("light", 1440, false)] {
+        browser.look(width, 900, dark).await;
+        let wide = browser.eval("document.documentElement.scrollWidth").await;
+        assert!(wide.as_u64().unwrap() <= u64::from(width), "{name} is {wide} wide, in {look}");
+        browser.screenshot(&format!("{name}-{look}")).await;
+    }
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_run_is_started_drawn_completed_by_hand_cancelled_and_retried() {
@@ -45,8 +55,10 @@ async fn a_run_is_started_drawn_completed_by_hand_cancelled_and_retried() {
     browser.until("!document.querySelector('#flows-link').hidden").await;
     browser.until("[...document.querySelectorAll('main a')].some((it) => it.textContent === 'order')").await;
     browser.until("document.querySelector('main').innerText.includes('alive')").await;
+    photograph(&browser, "flows").await;
     browser.open(&format!("{base}/#/flows/flow/order")).await;
     browser.until("document.querySelectorAll('.dag .step').length === 5 && document.querySelectorAll('.dag .edge').length === 5").await;
+    photograph(&browser, "flow").await;
     browser.press_button("Start a run").await;
     browser.until("document.querySelector('dialog').open").await;
     browser.eval("document.querySelector('dialog textarea').value = '{\"n\": 7}'").await;
@@ -74,11 +86,7 @@ async fn a_run_is_started_drawn_completed_by_hand_cancelled_and_retried() {
         .await;
     browser.eval("document.querySelector(\"details[data-key='check input']\").dataset.seen = 'before'").await;
     browser.until("document.querySelector(\"details[data-key='check input'][open]\")?.dataset.seen === undefined && Boolean(document.querySelector(\"details[data-key='check input'][open]\"))").await;
-    browser.screenshot("flow-run-light").await;
-    browser.look(390, 900, true).await;
-    browser.screenshot("flow-run-phone").await;
-    browser.look(1440, 900, true).await;
-    browser.screenshot("flow-run-dark").await;
+    photograph(&browser, "flow-run").await;
     browser.press_button("Complete").await;
     browser.until("document.querySelector('dialog').open").await;
     browser.eval("document.querySelector('dialog textarea').value = '\"me\"'").await;
@@ -88,12 +96,45 @@ async fn a_run_is_started_drawn_completed_by_hand_cancelled_and_retried() {
         .until("[...document.querySelectorAll('main .badge')].some((it) => it.textContent === 'completed')")
         .await;
 
-    // A second one is cancelled, and goes on when it is retried.
+    // A second one is started by the keyboard alone. What has the focus stays while the page goes on: here, for two of its looks.
     browser.open(&format!("{base}/#/flows/flow/order")).await;
-    browser.press_button("Start a run").await;
-    browser.press("[data-confirm]").await;
+    browser.until("document.querySelector('.dag .step')").await;
+    browser.tab_to("it.textContent === 'Start a run'").await;
+    browser.keys(ENTER).await;
+    browser.until("document.querySelector('dialog').open").await;
+    browser.tab_to("it.matches('dialog textarea')").await;
+    browser.keys("{\"by\": \"keyboard\"}").await;
+    browser.tab_to("it.matches('[data-confirm]')").await;
+    browser.keys(ENTER).await;
     browser.until("location.hash.startsWith('#/flows/run/')").await;
     browser.until(&format!("{} === 'started'", state("sign"))).await;
+    browser.tab_to("it.textContent === 'Fail'").await;
+    let number = "import('/dashboard/api.js').then(({ history }) => history.number)";
+    let before = browser.eval(number).await.as_u64().unwrap();
+    browser
+        .until(&format!(
+            "import('/dashboard/api.js').then(({{ history }}) => history.number > {})",
+            before + 4
+        ))
+        .await;
+    assert_eq!(browser.eval("document.activeElement.textContent").await, json!("Fail"));
+    browser.keys(ENTER).await;
+    browser.until("document.querySelector('dialog').open").await;
+    browser.keys(ESCAPE).await;
+    browser
+        .until("!document.querySelector('dialog').open && document.activeElement.textContent === 'Fail'")
+        .await;
+    browser.keys(ENTER).await;
+    browser.tab_to("it.matches('dialog input')").await;
+    browser.keys("not today").await;
+    browser.keys(ENTER).await;
+    browser.until(&format!("{} === 'failed'", state("sign"))).await;
+    browser.until("document.querySelector('main').innerText.includes('not today')").await;
+    browser.press_button("Retry").await;
+    browser.press("[data-confirm]").await;
+    browser.until(&format!("{} === 'started'", state("sign"))).await;
+
+    // It is cancelled, and goes on when it is retried.
     browser.press_button("Cancel run").await;
     browser.press("[data-confirm]").await;
     browser.until("document.querySelector('main').innerText.includes('cancelled')").await;

@@ -170,8 +170,76 @@ async fn every_route_of_flows_answers_as_it_is_described() {
     whole_flows(&api).await;
 
     worker.stop().await;
+    metrics_of_flows(&api).await;
     api.service.shutdown(Duration::from_secs(1)).await;
     drop(server);
+}
+
+/// Every sample of `/metrics`, by its name with its labels.
+async fn samples(api: &Api) -> HashMap<String, f64> {
+    let uri = format!("http://{}/metrics", api.service.http_address()).parse().unwrap();
+    let bytes = api.client.get(uri).await.unwrap().into_body().collect().await.unwrap().to_bytes();
+    let text = String::from_utf8(bytes.to_vec()).unwrap();
+    let samples = text.lines().filter(|line| !line.starts_with('#')).map(|line| {
+        let (name, value) = line.rsplit_once(' ').unwrap();
+        (name.to_owned(), value.parse().unwrap_or_else(|_| panic!("{line}")))
+    });
+    samples.collect()
+}
+
+/// After the two runs of `api_flow`, one of which was cancelled, retried, and failed by hand, and the three of `whole`, which is gone. Its worker has stopped, and told
+/// what it counted.
+async fn metrics_of_flows(api: &Api) {
+    let heard_last = r#"laneway_flow_runs_total{flow="whole",state="cancelled"}"#;
+    let all_heard = async {
+        while samples(api).await.get(heard_last) != Some(&2.0) {
+            tokio::time::sleep(Duration::from_millis(20)).await; // paced: announcements come on another connection
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), all_heard).await.expect("all is heard");
+    let there = samples(api).await;
+    let value = |name: &str| *there.get(name).unwrap_or_else(|| panic!("no {name} among {there:#?}"));
+    for (state, count) in [("started", 3.0), ("completed", 1.0), ("failed", 1.0), ("cancelled", 1.0)] {
+        assert_eq!(
+            value(&format!(r#"laneway_flow_runs_total{{flow="api_flow",state="{state}"}}"#)),
+            count,
+            "{state}"
+        );
+    }
+    assert_eq!(value(r#"laneway_flow_steps_total{flow="api_flow",state="failed"}"#), 1.0);
+    assert_eq!(value(r#"laneway_flow_runs{flow="api_flow",state="started"}"#), 0.0);
+    let tasks = |outcome: &str| {
+        value(&format!(r#"laneway_flow_tasks_total{{queue="api_flow",outcome="{outcome}"}}"#))
+    };
+    // The task of the cancelled run was done or lost, as the cancellation met it.
+    assert!(tasks("completed") >= 2.0 && tasks("taken") == tasks("completed") + tasks("lost"), "{there:#?}");
+    assert_eq!(tasks("failed") + tasks("retried"), 0.0);
+    assert!(value(r#"laneway_flow_polls_total{queue="api_flow"}"#) >= 1.0);
+    assert_eq!(value(r#"laneway_flow_handler_seconds_count{queue="api_flow"}"#), tasks("taken"));
+    assert_eq!(value(r#"laneway_flow_handler_seconds_bucket{queue="api_flow",le="+Inf"}"#), tasks("taken"));
+    assert_eq!((value("laneway_flow_up"), value("laneway_flow_listening")), (1.0, 1.0));
+    assert_eq!(
+        (value("laneway_flow_workers"), value(r#"laneway_flow_queue_workers{queue="api_flow"}"#)),
+        (0.0, 0.0)
+    );
+    // What the board and the alerts name is there.
+    let names: std::collections::HashSet<&str> =
+        there.keys().map(|name| name.split('{').next().unwrap()).collect();
+    let (board, alerts) = (
+        include_str!("../../../deploy/grafana/laneway.json"),
+        include_str!("../../../deploy/prometheus/alerts.yml"),
+    );
+    let mut used = 0;
+    for file in [board, alerts] {
+        let is_part = |character: char| character.is_ascii_alphanumeric() || character == '_';
+        for name in
+            file.split(|character| !is_part(character)).filter(|word| word.starts_with("laneway_flow_"))
+        {
+            assert!(names.contains(name), "{name}");
+            used += 1;
+        }
+    }
+    assert!(used > 10);
 }
 
 /// Defined, cancelled, retried, pruned, deleted.
@@ -230,5 +298,8 @@ async fn a_database_that_is_away_is_said_to_be_and_the_service_goes_on() {
     let answer = api.call("GET", "/api/flows", None, 503).await;
     assert!(answer["detail"].as_str().unwrap().contains("not available"), "{answer}");
     api.call("GET", "/health/live", None, 200).await;
+    let there = samples(&api).await;
+    assert_eq!((there["laneway_flow_up"], there["laneway_flow_listening"]), (0.0, 0.0));
+    assert!(!there.keys().any(|name| name.starts_with("laneway_flow_tasks")), "nothing is made up");
     api.service.shutdown(Duration::from_secs(1)).await;
 }

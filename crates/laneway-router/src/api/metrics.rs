@@ -12,6 +12,8 @@ use axum::extract::State;
 use axum::http::header;
 use axum::response::IntoResponse;
 
+use laneway::{Bound, Kind, Overflow};
+
 use super::pools::state_name;
 use super::route::Route;
 use crate::ingress;
@@ -27,6 +29,15 @@ const POOLS_LISTED_MAX: usize = 100;
 /// How many workers have labels of their own, in all pools together: for a look at who does the work, not for thousands.
 const WORKERS_LISTED_MAX: usize = 256;
 
+/// The same of dispatchers.
+const DISPATCHERS_LISTED_MAX: usize = 256;
+
+/// How many messages groups have: the bounds.
+const DEPTHS: [usize; 4] = [1, 10, 100, 1_000];
+
+/// Groups that a scrape looks at, in all pools together.
+const GROUPS_LOOKED_AT_MAX: usize = 65_536;
+
 const MEDIA_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 pub(super) fn routes() -> Vec<Route> {
@@ -37,6 +48,7 @@ async fn metrics(State(service): State<Service>) -> impl IntoResponse {
     let mut text = Text::default();
     about_process(&mut text, &service);
     about_pools(&mut text, service.router().pools());
+    about_depths(&mut text, &service.router().pool_list());
     about_sources(&mut text, &service.router().sources().await);
     about_mediators(&mut text, &service);
     if let Some(stats) = service.ingress_stats() {
@@ -167,6 +179,8 @@ struct EngineRow {
     numbers: Vec<(&'static str, &'static str, &'static str, u64)>,
     /// Phase, quantile, and seconds: the worst of the row's pools.
     latencies: Vec<(&'static str, &'static str, f64)>,
+    /// Messages that were dropped, by the policy that did it; the last are those that somebody took back.
+    drops: [(&'static str, u64); 3],
 }
 
 impl EngineRow {
@@ -214,7 +228,6 @@ impl EngineRow {
                 "Messages that found their lane in flight.",
                 sum(|it| it.enqueued_due_to_busy),
             ),
-            ("drops_total", "counter", "Messages that were dropped or taken back.", engine.drops.total()),
             ("refusals_total", "counter", "Messages that were refused.", engine.refusals.total()),
             ("late_total", "counter", "Messages that came after their flow had finished.", engine.late),
             (
@@ -246,6 +259,7 @@ impl EngineRow {
                 None => self.numbers.push(number),
             }
         }
+        self.add_drops(&engine.drops);
         let mut place = 0;
         for (phase, of) in [
             ("waiting", (|part| &part.waiting) as fn(&laneway::DispatcherStats) -> &laneway::Latency),
@@ -261,6 +275,24 @@ impl EngineRow {
                 }
                 place += 1;
             }
+        }
+    }
+}
+
+impl EngineRow {
+    fn add_drops(&mut self, drops: &laneway::Drops) {
+        let by = |policy: Overflow| -> u64 {
+            let kinds = [Kind::Event, Kind::Start, Kind::Finish];
+            let of = |bound| kinds.map(|kind| drops.count(bound, policy, kind)).into_iter().sum::<u64>();
+            Bound::ALL.into_iter().map(of).sum()
+        };
+        let new = [
+            ("drop_oldest", by(Overflow::DropOldest)),
+            ("drop_newest", by(Overflow::DropNewest)),
+            ("withdrawn", drops.withdrawn()),
+        ];
+        for (sum, (policy, count)) in self.drops.iter_mut().zip(new) {
+            *sum = (policy, sum.1 + count);
         }
     }
 }
@@ -351,10 +383,18 @@ fn about_pools(text: &mut Text, views: Vec<PoolView>) {
         .for_each(|row| text.histogram("laneway_pool_service_seconds", &[("pool", &row.name)], &row.service));
     about_engines(text, &rows);
     about_workers(text, &views);
+    about_dispatchers(text, &views);
 }
 
 fn about_engines(text: &mut Text, rows: &[PoolRow]) {
     let Some(first) = rows.first() else { return };
+    let name = "laneway_engine_drops_total";
+    text.family(name, "counter", "Messages that were dropped by an overflow policy, or taken back.");
+    for row in rows {
+        for (policy, count) in row.engine.drops {
+            text.sample(name, &[("pool", &row.name), ("policy", policy)], count);
+        }
+    }
     for (place, (name, kind, help, _)) in first.engine.numbers.iter().enumerate() {
         let name = format!("laneway_engine_{name}");
         text.family(&name, kind, help);
@@ -385,6 +425,61 @@ fn about_workers(text: &mut Text, views: &[PoolView]) {
     }
     if listed > WORKERS_LISTED_MAX {
         text.sample(name, &[("pool", "(others)"), ("worker", "(others)")], others);
+    }
+}
+
+/// Where work waits inside of pools: the dispatchers of the first pools by name, the others in a sum.
+fn about_dispatchers(text: &mut Text, views: &[PoolView]) {
+    let all =
+        || views.iter().flat_map(|view| view.engine.dispatchers.iter().map(move |part| (&view.code, part)));
+    let mut each = |name: &str, kind: &str, help: &str, of: fn(&laneway::DispatcherStats) -> u64| {
+        text.family(name, kind, help);
+        for (pool, part) in all().take(DISPATCHERS_LISTED_MAX) {
+            text.sample(name, &[("pool", pool), ("dispatcher", &part.name)], of(part));
+        }
+        if all().count() > DISPATCHERS_LISTED_MAX {
+            let others: u64 = all().skip(DISPATCHERS_LISTED_MAX).map(|(_, part)| of(part)).sum();
+            text.sample(name, &[("pool", "(others)"), ("dispatcher", "(others)")], others);
+        }
+    };
+    each(
+        "laneway_dispatcher_depth_messages",
+        "gauge",
+        "Messages that wait for a dispatcher of the pool.",
+        |it| it.depth as u64,
+    );
+    each("laneway_dispatcher_messages_total", "counter", "Attempts that a dispatcher has started.", |it| {
+        it.dispatched
+    });
+}
+
+/// Messages per group, as counts of groups that have up to so many: a name for each would be one too many.
+fn about_depths(text: &mut Text, pools: &[std::sync::Arc<crate::pool::Pool>]) {
+    let name = "laneway_pool_groups_by_depth";
+    text.family(
+        name,
+        "gauge",
+        "Groups that have up to so many messages in the pool, of the first 65536 groups.",
+    );
+    let mut budget = GROUPS_LOOKED_AT_MAX;
+    for pool in pools.iter().take(POOLS_LISTED_MAX) {
+        let (mut counts, mut all) = ([0_usize; DEPTHS.len()], 0);
+        pool.survey(0, budget, |_, depth| {
+            if depth > 0 {
+                all += 1;
+                // Beyond the last bound there is only the sum.
+                if let Some(count) = counts.get_mut(DEPTHS.partition_point(|bound| *bound < depth)) {
+                    *count += 1;
+                }
+            }
+        });
+        budget = budget.saturating_sub(all).max(1);
+        let mut up_to = 0;
+        for (bound, count) in DEPTHS.iter().zip(counts) {
+            up_to += count;
+            text.sample(name, &[("pool", pool.code()), ("up_to", &bound.to_string())], up_to);
+        }
+        text.sample(name, &[("pool", pool.code()), ("up_to", "+Inf")], all);
     }
 }
 

@@ -42,6 +42,12 @@ function turnTo() {
   current.second?.();
 }
 
+// An address of a page it is not: the page stays.
+document.querySelector(".skip-link").addEventListener("click", (event) => {
+  event.preventDefault();
+  view.focus();
+});
+
 window.addEventListener("hashchange", () => {
   turnTo();
   view.focus();

@@ -1,7 +1,7 @@
 // Flows: their runs, each drawn as a graph with the state of every step, timings along time, and what can be done by hand.
 
 import { change, get, path } from "./api.js";
-import { attempt, badge, card, confirm, count, facts, h, moment, name, show, span, svg, table, toast } from "./page.js";
+import { attempt, badge, card, confirm, count, facts, h, isInUse, moment, name, show, showUnlessInUse, span, svg, table, toast } from "./page.js";
 
 export function flows(kind, id) {
   if (kind === "flow" && id) return flow(id);
@@ -53,10 +53,10 @@ function all() {
     const [flows, newest, whoWorks, waiting] = await Promise.all([get("/api/flows"), get("/api/runs?limit=20"), get("/api/flow-workers"), get("/api/flow-queues")]);
     if (over()) return;
     const states = ["waiting", "started", "completed", "failed", "cancelled"];
-    show(list, table("Flows", [["Flow"], ["Steps", "number"], ["Queues"], ...states.map((state) => [state, "number"])], flows.map((it) => [h("a", { href: flowAddress(it.slug), class: "name" }, it.slug), count(it.stepCount), it.queues.join(", "), ...states.map((state) => count(it.runs[state] ?? 0))]), "No flow is defined."));
-    show(runs, runsTable(newest, "No run yet."));
-    show(workers, table("Workers", [["Worker"], ["State"], ["Polls"], ["In hand", "number"], ["Last heard of"]], whoWorks.map((it) => [name(it.name), it.alive ? badge("alive", "good") : badge(it.stoppedAt ? "stopped" : "silent", it.stoppedAt ? "" : "bad"), it.queues.join(", "), count(it.inHand), moment(it.lastHeartbeatAt)]), "No worker has registered."));
-    show(queues, table("Queues", [["Queue"], ["Flows"], ["Waiting", "number"], ["Started", "number"]], waiting.map((it) => [name(it.queue), it.flows.join(", "), count(it.waiting), count(it.started)]), "None."));
+    showUnlessInUse(list, table("Flows", [["Flow"], ["Steps", "number"], ["Queues"], ...states.map((state) => [state, "number"])], flows.map((it) => [h("a", { href: flowAddress(it.slug), class: "name" }, it.slug), count(it.stepCount), it.queues.join(", "), ...states.map((state) => count(it.runs[state] ?? 0))]), "No flow is defined."));
+    showUnlessInUse(runs, runsTable(newest, "No run yet."));
+    showUnlessInUse(workers, table("Workers", [["Worker"], ["State"], ["Polls"], ["In hand", "number"], ["Last heard of"]], whoWorks.map((it) => [name(it.name), it.alive ? badge("alive", "good") : badge(it.stoppedAt ? "stopped" : "silent", it.stoppedAt ? "" : "bad"), it.queues.join(", "), count(it.inHand), moment(it.lastHeartbeatAt)]), "No worker has registered."));
+    showUnlessInUse(queues, table("Queues", [["Queue"], ["Flows"], ["Waiting", "number"], ["Started", "number"]], waiting.map((it) => [name(it.queue), it.flows.join(", "), count(it.waiting), count(it.started)]), "None."));
   });
 }
 
@@ -156,7 +156,7 @@ function flow(slug) {
   return living(slug, node, async (over) => {
     const [it, runs] = await Promise.all([get(`/api/flows${path(slug)}`), get(`/api/runs?flow=${encodeURIComponent(slug)}&limit=30`)]);
     if (over()) return;
-    show(
+    showUnlessInUse(
       body,
       card("Steps", graph(it.steps, (step) => (step.manual ? "by hand" : `${step.stepType}, ${step.queue}`))),
       h(
@@ -196,6 +196,8 @@ function run(id) {
       const answer = await confirm({ title, text, action, ...options });
       if (!answer) return;
       await attempt(`${title}: done`, () => request(answer));
+      // What was pressed may not be there any more, and while it has the focus it is not drawn anew.
+      if (node.contains(document.activeElement)) document.getElementById("view").focus();
       page.again();
     };
   }
@@ -215,7 +217,7 @@ function run(id) {
     cancel.disabled = isOver;
     retry.disabled = !["failed", "cancelled"].includes(it.status);
     show(status, facts([["Flow", h("a", { href: flowAddress(it.flow) }, it.flow)], ["State", badge(it.status)], it.key !== null && ["Key", h("bdi", {}, String(it.key))], ["Started", moment(it.startedAt)], ["Took", span((it.endedAt ? new Date(it.endedAt) : new Date()) - new Date(it.startedAt))], it.error && ["Error", h("bdi", {}, it.error)]]));
-    show(picture, graph(it.steps, words));
+    showUnlessInUse(picture, graph(it.steps, words));
     show(timings, along(it));
     showUnfolded(
       steps,
@@ -235,8 +237,8 @@ function run(id) {
         ]),
       ),
     );
-    show(tasks, table("Tasks", [["Step"], ["Number", "number"], ["State"], ["Attempts", "number"], ["Worker"], ["Queued"], ["Took", "number"], ["Error", "wide"]], list.map((task) => [name(task.step), String(task.index), badge(task.status), String(task.attempts), task.worker ? name(task.worker) : "–", task.queuedAt ? moment(task.queuedAt) : "–", task.startedAt && task.endedAt ? span(new Date(task.endedAt) - new Date(task.startedAt)) : "–", task.error ? h("bdi", {}, task.error) : ""]), "No task yet."));
-    show(texts, h("div", { class: "grid" }, [["Input", it.input, it.inputBytes], ["Output", it.output, it.outputBytes]].map(([title, value, bytes]) => h("div", {}, h("h3", {}, title), h("pre", { tabindex: "0" }, value === null || value === undefined ? cut(value, bytes) || "–" : JSON.stringify(value, null, 2))))));
+    showUnlessInUse(tasks, table("Tasks", [["Step"], ["Number", "number"], ["State"], ["Attempts", "number"], ["Worker"], ["Queued"], ["Took", "number"], ["Error", "wide"]], list.map((task) => [name(task.step), String(task.index), badge(task.status), String(task.attempts), task.worker ? name(task.worker) : "–", task.queuedAt ? moment(task.queuedAt) : "–", task.startedAt && task.endedAt ? span(new Date(task.endedAt) - new Date(task.startedAt)) : "–", task.error ? h("bdi", {}, task.error) : ""]), "No task yet."));
+    showUnlessInUse(texts, h("div", { class: "grid" }, [["Input", it.input, it.inputBytes], ["Output", it.output, it.outputBytes]].map(([title, value, bytes]) => h("div", {}, h("h3", {}, title), h("pre", { tabindex: "0" }, value === null || value === undefined ? cut(value, bytes) || "–" : JSON.stringify(value, null, 2))))));
   });
   return page;
 }
@@ -247,6 +249,7 @@ function folded(key, value) {
 
 /// Draws anew, and what somebody has unfolded stays so.
 function showUnfolded(element, ...children) {
+  if (isInUse(element)) return;
   const unfolded = new Set([...element.querySelectorAll("details[open]")].map((it) => it.dataset.key));
   show(element, ...children);
   for (const it of element.querySelectorAll("details")) it.open = unfolded.has(it.dataset.key);

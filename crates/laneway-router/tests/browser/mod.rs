@@ -14,6 +14,13 @@ use serde_json::{Value, json};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
+/// Keys that are no characters, as the protocol writes them.
+pub(crate) const TAB: &str = "\u{e004}";
+#[allow(dead_code, reason = "not every file types")]
+pub(crate) const ENTER: &str = "\u{e007}";
+#[allow(dead_code, reason = "not every file types")]
+pub(crate) const ESCAPE: &str = "\u{e00c}";
+
 pub(crate) struct Browser {
     driver: Server,
     client: Client<HttpConnector, Full<Bytes>>,
@@ -129,6 +136,37 @@ impl Browser {
         async move {
             self.until(&format!("Boolean({find})")).await;
             self.eval(&format!("{find}.click()")).await;
+        }
+    }
+
+    /// Presses keys, one after the other, as a keyboard does: wherever the focus is.
+    #[allow(dead_code, reason = "not every file types")]
+    pub(crate) async fn keys(&self, text: &str) {
+        let presses = text.chars().flat_map(|key| {
+            ["keyDown", "keyUp"].map(|kind| json!({ "type": kind, "value": key.to_string() }))
+        });
+        let keyboard = json!({ "type": "key", "id": "keyboard", "actions": presses.collect::<Vec<_>>() });
+        self.command("/actions", json!({ "actions": [keyboard] })).await;
+    }
+
+    /// Goes on by the tabulator until what has the focus, `it`, is what is looked for. Not more often than a person would.
+    #[track_caller]
+    #[allow(dead_code, reason = "not every file types")]
+    pub(crate) fn tab_to(&self, it: &str) -> impl Future<Output = ()> {
+        let at = std::panic::Location::caller();
+        let found = format!("((it) => Boolean({it}))(document.activeElement)");
+        async move {
+            let mut passed = Vec::new();
+            for _ in 0..60 {
+                self.keys(TAB).await;
+                if self.eval(&found).await == json!(true) {
+                    let seen = "(({ outlineStyle, boxShadow }) => outlineStyle !== 'none' || boxShadow !== 'none')(getComputedStyle(document.activeElement))";
+                    assert_eq!(self.eval(seen).await, json!(true), "{at}: nobody sees where the focus is");
+                    return;
+                }
+                passed.push(self.eval("document.activeElement.outerHTML.slice(0, 80)").await);
+            }
+            panic!("{at}: the focus does not come to {found}: {passed:#?}");
         }
     }
 
