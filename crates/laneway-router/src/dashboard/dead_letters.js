@@ -105,7 +105,7 @@ export function deadLetters() {
       h("bdi", {}, letter.reason),
       h("details", {}, h("summary", {}, "Show"), h("pre", { tabindex: "0" }, pretty(letter.text))),
     ]);
-    show(body, table("Dead letters", [["Choose"], ["Given up"], ["Message"], ["Group"], ["Deliveries", "number"], ["Why", "wide"], ["Text"]], rows, "None. Whatever is given up after its last attempt comes here."));
+    show(body, table("Dead letters", [["Choose"], ["Given up"], ["Message"], ["Group"], ["Deliveries", "number"], ["Why", "wide"], ["Text"]], rows, "None. Whatever is given up after its last attempt comes here.", { stacked: true }));
     summary.textContent = letters.length ? `${count(letters.length)} shown, the oldest first` : "";
     redrive.disabled = !chosen.size;
     redriveAll.disabled = purge.disabled = !letters.length && after === 0;

@@ -235,6 +235,8 @@ function run(id) {
           step.error ? h("bdi", {}, step.error) : step.skipReason ? `skipped: ${step.skipReason}` : step.output === null ? cut(step.output, step.outputBytes) : folded(`${step.slug} output`, step.output),
           step.manual && step.status === "started" ? byHand(step) : "",
         ]),
+        undefined,
+        { stacked: true },
       ),
     );
     showUnlessInUse(tasks, table("Tasks", [["Step"], ["Number", "number"], ["State"], ["Attempts", "number"], ["Worker"], ["Queued"], ["Took", "number"], ["Error", "wide"]], list.map((task) => [name(task.step), String(task.index), badge(task.status), String(task.attempts), task.worker ? name(task.worker) : "–", task.queuedAt ? moment(task.queuedAt) : "–", task.startedAt && task.endedAt ? span(new Date(task.endedAt) - new Date(task.startedAt)) : "–", task.error ? h("bdi", {}, task.error) : ""]), "No task yet."));

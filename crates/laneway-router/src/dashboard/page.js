@@ -120,14 +120,15 @@ export function badge(state, tone = TONES[state]) {
   return h("span", { class: `badge ${tone ?? ""}` }, WORDS[state] ?? state);
 }
 
-/// A table. Columns are [title, class], cells texts or elements; `none` is said where there are no rows.
-export function table(caption, columns, rows, none = "Nothing here.") {
+/// A table. Columns are [title, class], cells texts or elements; `none` is said where there are no rows. One that is `stacked` has on a phone a block for each row, with a line for each
+/// cell: for rows that are too long to be read, or acted on, a part at a time.
+export function table(caption, columns, rows, none = "Nothing here.", { stacked = false } = {}) {
   if (!rows.length) return h("p", { class: "soft" }, none);
   const head = columns.map(([title, className]) => h("th", { scope: "col", class: className }, title || h("span", { class: "unseen" }, "Actions")));
-  const body = rows.map((cells) => h("tr", {}, cells.map((cell, place) => h("td", { class: columns[place][1] }, cell))));
+  const body = rows.map((cells) => h("tr", {}, cells.map((cell, place) => h("td", { class: columns[place][1], "data-label": stacked && columns[place][0] }, cell))));
   return h(
     "div",
-    { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    { class: stacked ? "scroll stacked" : "scroll", tabindex: "0", role: "region", "aria-label": caption },
     h("table", {}, h("caption", { class: "unseen" }, caption), h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)),
   );
 }

@@ -67,7 +67,7 @@ function all() {
       }),
     ]);
     const columns = [["Pool"], ["State"], ["With targets", "number"], ["Held", "number"], ["Groups", "number"], ["Parked", "number"], ["In retry", "number"], ["Delivered", "number"], ["p95", "number"], ["Slots and state"]];
-    return table("Pools", columns, rows);
+    return table("Pools", columns, rows, undefined, { stacked: true });
   }
 
   return { title: "Pools", node, second: refresh, leave: () => (over = true) };
