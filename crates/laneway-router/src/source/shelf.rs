@@ -158,6 +158,11 @@ impl<T: Clone> Shelf<T> {
         self.items.values().filter(|item| item.state != State::Waiting).map(|item| &item.handle)
     }
 
+    /// The handles of all messages.
+    pub fn handles(&self) -> impl Iterator<Item = &T> {
+        self.items.values().map(|item| &item.handle)
+    }
+
     /// The handle of a message.
     pub fn handle(&self, id: DeliveryId) -> Option<&T> {
         self.items.get(&id).map(|item| &item.handle)

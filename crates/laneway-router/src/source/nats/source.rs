@@ -80,6 +80,9 @@ struct Tenancy {
     draining: bool,
     /// Some of it was taken off the shelf while nothing might be handed out: it has to be read anew.
     torn: bool,
+    /// Some of it is on the shelf that another consumer has brought. If it is not claimed, or not any more, it waits until this one brings it: what is in front of
+    /// it may have been taken off the shelf meanwhile.
+    has_older: bool,
     /// So many messages were there when we began; once they have come, whatever else we hold of the partition is gone at the server.
     first: u64,
     swept: bool,
@@ -88,7 +91,9 @@ struct Tenancy {
 impl State {
     /// A partition is ours, or ours again with another consumer.
     pub(super) fn gain(&mut self, number: usize, consumer: Arc<str>, until: Instant, first: u64) {
-        let tenancy = Tenancy { consumer, until, draining: false, torn: false, first, swept: false };
+        let has_older = self.shelf.handles().any(|handle| handle.partition == number);
+        let tenancy =
+            Tenancy { consumer, until, draining: false, torn: false, has_older, first, swept: false };
         self.tenancies.insert(number, tenancy);
         self.sweep(number, 1);
     }
@@ -150,23 +155,26 @@ impl State {
     fn sweep(&mut self, number: usize, next: u64) {
         let Some(tenancy) = self.tenancies.get_mut(&number) else { return };
         if !tenancy.swept && next > tenancy.first {
-            tenancy.swept = true;
+            (tenancy.swept, tenancy.has_older) = (true, false);
             let consumer = Arc::clone(&tenancy.consumer);
             self.shelf.remove_if(|handle, _| handle.partition == number && handle.consumer != consumer);
         }
     }
 
     fn claim(&mut self, wants: Wants, now: Instant) -> Vec<Delivery> {
-        let mut has_torn = false;
+        let mut is_gappy = false;
         for tenancy in self.tenancies.values_mut() {
             tenancy.torn |= tenancy.draining || tenancy.until <= now;
-            has_torn |= tenancy.torn;
+            is_gappy |= tenancy.torn || tenancy.has_older;
         }
-        if has_torn {
+        if is_gappy {
             self.shelf.expire(now);
             let tenancies = &self.tenancies;
-            let is_torn = |partition: &usize| tenancies.get(partition).is_some_and(|tenancy| tenancy.torn);
-            self.shelf.remove_if(|handle, claimed| !claimed && is_torn(&handle.partition));
+            let comes_again = |handle: &Handle| {
+                let tenancy = tenancies.get(&handle.partition);
+                tenancy.is_some_and(|tenancy| tenancy.torn || tenancy.consumer != handle.consumer)
+            };
+            self.shelf.remove_if(|handle, claimed| !claimed && comes_again(handle));
         }
         self.shelf.claim(wants.most, wants.lease, now)
     }
@@ -699,5 +707,48 @@ impl Drop for NatsSource {
     /// The keeper ends with the source.
     fn drop(&mut self) {
         self.shared.closing.send_replace(true);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::Ungrouped;
+
+    const WANTS: Wants = Wants { most: 10, wait: Duration::ZERO, lease: Duration::from_secs(60) };
+    const NOTHING: [DeliveryId; 0] = [];
+
+    fn arrival(id: DeliveryId, consumer: &Arc<str>) -> Arrival<Handle> {
+        let handle = Handle { reply: "ack".into(), consumer: Arc::clone(consumer), partition: 0 };
+        Arrival { id, group: Some("g".into()), text: [].into(), earlier: 0, not_before: None, handle }
+    }
+
+    fn ids(claimed: &[Delivery]) -> Vec<DeliveryId> {
+        claimed.iter().map(|delivery| delivery.id).collect()
+    }
+
+    /// The lease of the partition ran out while two messages were with the router. The first came back before it was read anew, and went off the shelf; the second
+    /// came back after that, and must not be handed out before the first has come again.
+    #[test]
+    fn what_comes_back_after_a_partition_was_begun_anew_waits_for_what_came_back_before() {
+        let mut state = State { shelf: Shelf::new(Ungrouped::Serial), tenancies: HashMap::new() };
+        let (began, old, new): (_, Arc<str>, Arc<str>) = (Instant::now(), "old".into(), "new".into());
+        let lease = Duration::from_secs(2);
+        state.gain(0, Arc::clone(&old), began + lease, 2);
+        assert!(state.put(0, &old, vec![arrival(12, &old), arrival(13, &old)], 3));
+        let claimed = state.claim(WANTS, began);
+        assert_eq!(ids(&claimed), [12, 13]);
+
+        let late = began + lease;
+        state.shelf.give_back(&claimed[0].receipt, Duration::ZERO, late);
+        assert_eq!(ids(&state.claim(WANTS, late)), NOTHING, "the lease is over");
+        state.gain(0, Arc::clone(&new), late + lease, 2);
+        state.shelf.give_back(&claimed[1].receipt, Duration::ZERO, late);
+        assert_eq!(ids(&state.claim(WANTS, late)), NOTHING, "the first one has not come again");
+
+        assert!(state.put(0, &new, vec![arrival(12, &new)], 2));
+        assert_eq!(ids(&state.claim(WANTS, late)), [12]);
+        assert!(state.put(0, &new, vec![arrival(13, &new)], 3));
+        assert_eq!(ids(&state.claim(WANTS, late)), [13]);
     }
 }
