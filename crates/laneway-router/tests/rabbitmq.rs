@@ -183,6 +183,32 @@ async fn the_promises_of_order_are_kept_with_four_partitions() {
     );
 }
 
+/// Headers are one frame of the protocol, and this is more than a frame of the source's connection.
+#[tokio::test]
+async fn a_dead_letter_keeps_twenty_kib_of_headers() {
+    let rabbit = Rabbit::new(settings(broker())).await;
+    let mut headers = FieldTable::default();
+    for number in 0..5 {
+        let value = char::from(b'a' + number).to_string().repeat(4_096);
+        headers.insert(format!("x-long-{number}").into(), AMQPValue::LongString(value.into()));
+    }
+    let properties = lapin::BasicProperties::default().with_headers(headers.clone());
+    rabbit.put(&rabbit.settings.queue, "long", properties).await;
+    let source = rabbit.queue.consumer("reader");
+    let held = timeout(PATIENCE, claim_again(&source, 1)).await.expect("it is read");
+    assert_eq!(text(&held[0]), "long");
+    let disposal = Disposal::DeadLetter { reason: "no".to_owned() };
+    let settled = source.settle(vec![(held[0].receipt.clone(), disposal)]).await;
+    assert_eq!(settled, Ok(vec![Settled::Settled]));
+    source.close().await;
+    let letters = rabbit.empty(&rabbit.settings.dead_letters).await;
+    let found = letters[0].1.headers().clone().expect("headers");
+    assert_eq!((letters.len(), &*letters[0].0), (1, "long"));
+    for (name, value) in headers.inner() {
+        assert_eq!(found.inner().get(name.as_str()), Some(value), "{name}");
+    }
+}
+
 fn sample(group: &str, text: impl ToString) -> Sample {
     Sample { group: Some(group.to_owned()), text: text.to_string(), delay: Duration::ZERO }
 }

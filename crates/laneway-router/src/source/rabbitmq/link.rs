@@ -65,6 +65,12 @@ fn is_missing(error: &Error) -> bool {
         if matches!(said.kind(), AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND)))
 }
 
+/// Whether the broker has sent a frame that is longer than was agreed on. It does so with headers, which cannot be cut.
+pub(super) fn is_long_frame(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::ProtocolError(said)
+        if matches!(said.kind(), AMQPErrorKind::Hard(AMQPHardError::FRAMEERROR)))
+}
+
 /// Sends several things over a channel, in this order, and waits until all have left. The client takes each in when it is first polled, and writes what it
 /// has in one go; to wait for each would cost a system call and two wake-ups each.
 pub(super) async fn all_sent<T>(

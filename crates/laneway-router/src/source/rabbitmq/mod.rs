@@ -52,7 +52,8 @@ use crate::message::{NAME_BYTES_MAX, Secret};
 const PARTITIONS_MAX: usize = 256;
 
 /// As large as a frame of a connection that reads may be, unless the URL says otherwise. The client has room for 32 of them in each direction, whatever it carries: with the
-/// broker's 128 KiB that would be 8 MiB for each queue. A larger body comes in several frames. Whoever publishes has the broker's limit: headers go in one frame.
+/// broker's 128 KiB that would be 8 MiB for each queue. A larger body comes in several frames. Headers go in one frame: whoever publishes has the
+/// broker's limit, and so has a connection after one that met longer headers.
 const FRAME_BYTES_MAX: u32 = 16_384;
 
 /// In which header the group is, unless the settings say otherwise.

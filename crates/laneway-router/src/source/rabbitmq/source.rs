@@ -5,6 +5,7 @@
 //! acknowledged.
 
 use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::acks::Acks;
-use super::link::{Publisher, To, answer, connect, look_at, prepare};
+use super::link::{Publisher, To, answer, connect, is_long_frame, look_at, prepare};
 use super::{NOT_BEFORE_HEADER, REASON_HEADER, Settings};
 use crate::source::ARRIVALS_AT_ONCE;
 use crate::source::broker::Role;
@@ -26,6 +27,9 @@ use crate::source::pushed::{
     ANSWER, Acknowledged, Arrival, Copied, LetGo, Memory, Pushed, brief, fingerprint, instant,
 };
 use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
+
+/// So many batches of settlements are under way at once: one may wait for the next to complete the prefix (`acks.rs`).
+const SETTLES_AT_ONCE: usize = 8;
 
 /// A queue, or the partitions of one, to read from.
 pub struct RabbitQueue {
@@ -46,6 +50,7 @@ impl RabbitQueue {
             pushed: Pushed::new(self.settings.partitions, Arc::clone(&self.memory)),
             publisher: Publisher::new(Arc::clone(&self.settings)),
             settings: Arc::clone(&self.settings),
+            has_long_headers: AtomicBool::new(false),
         });
         let driven = Arc::clone(&inner);
         tokio::spawn(async move { driven.pushed.drive(|| hold(&driven)).await });
@@ -63,6 +68,8 @@ struct Inner {
     settings: Arc<Settings>,
     pushed: Pushed<Tag>,
     publisher: Publisher,
+    /// There was a message with headers that are longer than our frames: from then on they are as long as the broker's.
+    has_long_headers: AtomicBool,
 }
 
 /// What settles a message at the broker, and what it came with.
@@ -98,6 +105,10 @@ impl Source for RabbitSource {
 
     fn is_open(&self) -> bool {
         self.inner.pushed.is_connected()
+    }
+
+    fn settles_at_once(&self) -> usize {
+        SETTLES_AT_ONCE
     }
 
     fn claim(&self, wants: Wants) -> BoxFuture<'_, Result<Vec<Delivery>, SourceError>> {
@@ -140,14 +151,7 @@ impl Inner {
             return Err(SourceError::Closed);
         }
         self.put_aside(&disposals).await?;
-        let mut answers = vec![Settled::Stale; disposals.len()];
-        let mut taken = Vec::new();
-        for (place, (receipt, disposal)) in disposals.iter().enumerate() {
-            match disposal {
-                Disposal::GiveBack { delay } => answers[place] = self.pushed.give_back(receipt, *delay),
-                _ => taken.extend(self.pushed.take(receipt).map(|taken| (place, taken))),
-            }
-        }
+        let (mut answers, taken) = self.pushed.begin(&disposals);
         let sent = acknowledge(taken.iter().map(|(_, taken)| &taken.tag)).await;
         let was_sent = |tag: &Tag| sent.iter().any(|acks| Arc::ptr_eq(acks, &tag.acks));
         for (place, _) in taken.iter().filter(|(_, taken)| was_sent(&taken.tag)) {
@@ -226,7 +230,8 @@ fn with_reason(copied: &Copied<Tag>, reason: &str) -> BasicProperties {
 /// One connection, from its beginning to its end. No error means that the source was closed.
 async fn hold(inner: &Arc<Inner>) -> Result<(), SourceError> {
     let opening = async {
-        let connection = connect(&inner.settings, "source", Some(super::FRAME_BYTES_MAX)).await?;
+        let frame_bytes_max = (!inner.has_long_headers.load(SeqCst)).then_some(super::FRAME_BYTES_MAX);
+        let connection = connect(&inner.settings, "source", frame_bytes_max).await?;
         prepare(&inner.settings, &connection, Role::Source).await?;
         Ok::<_, SourceError>(connection)
     };
@@ -370,6 +375,9 @@ impl<'a> Session<'a> {
         if self.open[part].as_ref().is_none_or(|open| open.epoch != epoch) {
             return Ok(());
         }
+        if error.as_ref().is_some_and(is_long_frame) {
+            self.inner.has_long_headers.store(true, SeqCst);
+        }
         let (place, queue) = (self.inner.settings.place(), &self.queues[part]);
         Err(SourceError::Unavailable(match error {
             Some(error) => format!("the connection to {place} was lost: {error}"),
@@ -410,25 +418,24 @@ struct Reader {
 impl Reader {
     async fn read(mut self, ends: mpsc::UnboundedSender<End>) {
         let (mut error, mut is_over) = (None, false);
+        let mut arrivals = Vec::with_capacity(ARRIVALS_AT_ONCE);
         while !is_over && let Some(first) = self.consumer.next().await {
-            let mut came = vec![first];
-            while came.len() < ARRIVALS_AT_ONCE
-                && !is_over
-                && let Some(more) = self.consumer.next().now_or_never()
-            {
-                // The end is said once.
-                is_over = more.is_none();
-                came.extend(more);
-            }
-            let mut arrivals = Vec::with_capacity(came.len());
-            for one in came {
+            let mut next = Some(first);
+            while let Some(one) = next.take() {
                 match one {
                     Ok(pushing) => arrivals.push(self.arrival(pushing)),
                     Err(lost) => error = Some(lost),
                 }
+                if arrivals.len() < ARRIVALS_AT_ONCE
+                    && let Some(more) = self.consumer.next().now_or_never()
+                {
+                    // The end is said once.
+                    is_over = more.is_none();
+                    next = more;
+                }
             }
             // What is done already. If it cannot be told, the subscription has ended.
-            let again = self.inner.pushed.arrive(arrivals);
+            let again = self.inner.pushed.arrive(arrivals.drain(..));
             acknowledge(again.iter()).await;
         }
         drop(ManuallyDrop::into_inner(self.consumer));
