@@ -847,6 +847,9 @@ impl Inner {
                 Err(error) => self.quarantine(feed, &delivery, &error.to_string()),
             }
         }
+        if readable.is_empty() {
+            return;
+        }
         let _routing = self.routing.read().unwrap_or_else(PoisonError::into_inner);
         let pools = self.pools.load();
         let route = |(delivery, message): &(Delivery, Arc<Message>)| self.route_of(&pools, delivery, message);
