@@ -1,11 +1,9 @@
 //! The same processors with a shared lock-free queue instead of `try_lock`: the design that document 001 set out to replace, made as good as it can be.
 //!
-//! A processor has what one of `laneway-events` has: events boxed without their type, a bounded mailbox that one counter guards, a handler behind
-//! a pointer, a reference that is counted for each event. Those that have events are in the lock-free queue of their dispatcher, once; a thread
-//! pops one, handles as many events as Laneway's turns have at most, and pushes it back while it has more. Threads without work
-//! look again a few times, then back off as the document says.
+//! A processor has what one of `laneway-events` has: a bounded mailbox of events as they are, here a lock-free one that a counter guards, and a handler behind
+//! a pointer. Those that have events are in the lock-free queue of their dispatcher, once; a thread pops one, handles as many events as Laneway's
+//! turns have at most, and pushes it back while it has more. Threads without work look again a few times, then back off as the document says.
 
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -26,11 +24,11 @@ const TURN: usize = 128;
 /// A turn is over after about so long, as Laneway's.
 const SLICE: u64 = 1_000_000;
 
-type Handler = Box<dyn FnMut(usize, Box<dyn Any + Send>) + Send>;
+type Handler = Box<dyn FnMut(usize, Event) + Send>;
 
 struct Processor {
     dispatcher: usize,
-    mailbox: SegQueue<Box<dyn Any + Send>>,
+    mailbox: SegQueue<Event>,
     /// Events that were accepted and not handled.
     outstanding: AtomicUsize,
     handler: Mutex<Option<Handler>>,
@@ -58,10 +56,7 @@ impl Design for LockFree {
     fn start(workload: &Workload, probe: Arc<Probe>) -> Result<Self> {
         let processor = |number: usize| {
             let probe = Arc::clone(&probe);
-            let handler: Handler = Box::new(move |thread, event| {
-                let event = event.downcast::<Event>().expect("posted by its type");
-                probe.handle(thread, number, *event);
-            });
+            let handler: Handler = Box::new(move |thread, event| probe.handle(thread, number, event));
             Arc::new(Processor {
                 dispatcher: workload.dispatcher_of(number),
                 mailbox: SegQueue::new(),
@@ -91,11 +86,9 @@ impl Design for LockFree {
         if processor.outstanding.load(Relaxed) >= self.engine.queue_size {
             return false;
         }
-        processor.mailbox.push(Box::new(event));
-        // Counted for each event, as a reference that travels with it is.
-        let travels = Arc::clone(processor);
+        processor.mailbox.push(event);
         if processor.outstanding.fetch_add(1, AcqRel) == 0 {
-            self.engine.ready[processor.dispatcher].push(travels);
+            self.engine.ready[processor.dispatcher].push(Arc::clone(processor));
         }
         true
     }

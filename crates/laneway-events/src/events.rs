@@ -21,10 +21,10 @@ use std::{
     any::Any,
     cell::{Cell as ThreadCell, OnceCell},
     fmt,
-    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, OnceLock, PoisonError, Weak,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc::{Receiver, channel},
     },
     time::{Duration, Instant},
@@ -41,20 +41,22 @@ use crate::{
     channel::Channels,
     config::listed,
     handler::Closure,
+    load::Load,
     pinning,
-    processor::{Address, AnyProcessor, Cell, Envelope, Plan, Ran},
+    processor::{Address, AnyProcessor, Cell, Letter, Plan, Ran, Token},
     registry::{NotInserted, Registry},
     schedule::{FAR, Timer},
     slots::Slots,
 };
 
 /// The engine below: a lane per processor.
-type Lanes = laneway::Handle<Address, Option<Envelope>>;
+type Lanes = laneway::Handle<Address, Token>;
 
 /// Is told what would be lost in silence.
 type OnReport = Box<dyn Fn(Report) + Send + Sync>;
 
 /// Whether a processor is to be finished off by whoever has this, because the last one left its closed gate.
+#[derive(Default)]
 #[must_use = "nobody else finishes it off"]
 pub(crate) struct Due(bool);
 
@@ -67,9 +69,15 @@ pub(crate) struct Shared {
     pub(crate) timer: Arc<Timer>,
     /// Their names; a processor knows its own by the index.
     dispatchers: Vec<Arc<str>>,
+    /// What each has to do.
+    pub(crate) loads: Vec<Load>,
+    /// One event in so many is timed; 0 for none.
+    pub(crate) latency_sampling: u64,
     default_queue_size: usize,
     stop_grace: Duration,
     next_number: AtomicU64,
+    /// The shutdown has come to the engine.
+    closing: AtomicBool,
     unmatched: AtomicU64,
     on_report: OnReport,
 }
@@ -111,35 +119,39 @@ impl Shared {
         system == self.address() && cell.is_none_or(|cell| cell.number == number)
     }
 
-    /// Takes a place in a mailbox.
-    pub(crate) fn enter(&self, cell: &Cell) -> Result<(), Refusal> {
-        Ok(cell.gate.enter(cell.queue_size)?)
+    /// Takes a place in a mailbox. If it is refused, the caller has to [settle](Self::settle) once it holds no lock.
+    pub(crate) fn enter(&self, cell: &Cell) -> Result<(), (Refusal, Due)> {
+        cell.gate.enter(cell.queue_size).map_err(|shut| (shut.into(), Due(false)))?;
+        self.take_place(cell)
     }
 
-    /// Puts something into a mailbox in which it has a place.
-    pub(crate) fn submit(&self, cell: &Arc<Cell>, envelope: Envelope) -> Result<(), (Envelope, Refusal)> {
-        self.try_submit(cell, envelope).map_err(|(envelope, reason, due)| {
-            self.settle(cell, due);
-            (envelope, reason)
-        })
+    /// The same at the dispatcher, for whoever is through the gate.
+    fn take_place(&self, cell: &Cell) -> Result<(), (Refusal, Due)> {
+        match self.load(cell).enter() {
+            true => Ok(()),
+            false => Err((Refusal::DispatcherFull, Due(cell.gate.leave(1)))),
+        }
     }
 
-    /// The same for whoever holds a lock: no user code runs. If it is refused, the caller has to [settle](Self::settle) once it holds none.
-    pub(crate) fn try_submit(
-        &self,
-        cell: &Arc<Cell>,
-        envelope: Envelope,
-    ) -> Result<(), (Envelope, Refusal, Due)> {
-        let refused = match self.lanes().try_submit((cell.address, Some(envelope))) {
-            Ok(_) => return Ok(()),
-            Err(refused) => refused,
-        };
-        let due = Due(cell.gate.leave(1));
-        let reason = match refused.reason {
-            laneway::Refusal::Closed => Refusal::ShutDown,
-            _ => Refusal::DispatcherFull,
-        };
-        Err((refused.message.body.expect("just put in"), reason, due))
+    fn load(&self, cell: &Cell) -> &Load {
+        &self.loads[cell.address.place as usize]
+    }
+
+    /// Says that there is mail for a processor, for whoever has a place in it and holds its lock. There is always room for a token, so it is refused only
+    /// when there will be no more turns.
+    pub(crate) fn announce(&self, cell: &Cell) -> bool {
+        self.lanes().try_submit((cell.address, Token(cell.address.slot))).is_ok()
+    }
+
+    /// Gives back the places of something that did not get in after all.
+    pub(crate) fn give_up(&self, cell: &Cell) -> Due {
+        self.load(cell).give_up();
+        Due(cell.gate.leave(1))
+    }
+
+    /// Whether no more events are accepted.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire)
     }
 
     /// Does what is due to a processor after something of it was refused.
@@ -149,10 +161,11 @@ impl Shared {
         }
     }
 
-    /// So many have left a mailbox.
-    fn leave(&self, cell: &Arc<Cell>, count: u64) {
-        if count > 0 && cell.gate.leave(count) {
-            self.finish(cell);
+    /// A turn of a processor has ended.
+    fn leave(&self, cell: &Arc<Cell>, ran: &Ran) {
+        if ran.taken > 0 {
+            self.load(cell).leave(ran);
+            self.settle(cell, Due(cell.gate.leave(ran.taken)));
         }
     }
 
@@ -171,6 +184,14 @@ impl Shared {
         cell.finish();
     }
 
+    /// The sum over all dispatchers.
+    fn account(&self) -> Account {
+        self.loads.iter().fold(Account::default(), |mut sum, load| {
+            sum += load.account();
+            sum
+        })
+    }
+
     /// Counts it and tells whoever wants to know. What the callback throws stops here.
     pub(crate) fn report(&self, report: Report) {
         if matches!(report, Report::Unmatched { .. }) {
@@ -186,11 +207,11 @@ struct Run {
     system: Weak<Shared>,
 }
 
-impl TurnHandler<Address, Option<Envelope>> for Run {
+impl TurnHandler<Address, Token> for Run {
     fn handle(
         &self,
         context: &laneway::Context<'_, Address>,
-        turn: &mut Messages<'_, '_, Address, Option<Envelope>>,
+        turn: &mut Messages<'_, '_, Address, Token>,
     ) -> Outcome {
         HERE.with(|here| {
             if here.get().is_none()
@@ -198,48 +219,33 @@ impl TurnHandler<Address, Option<Envelope>> for Run {
             {
                 let _ = here.set(Handle { shared });
             }
-            let (mut slot, mut first) = (context.key().slot, None);
-            loop {
+            while let Some(&mut Token(slot)) = turn.next() {
                 let events = here.get();
-                let cell = events.and_then(|events| events.shared.slots.get(slot));
-                let (Some(events), Some(cell)) = (events, cell) else {
-                    // The system has been taken apart while this thread was away. The event goes with it.
-                    let is_there = first.is_some() || turn.next().is_some();
-                    return if is_there { Outcome::Skip } else { Outcome::Done };
-                };
-                match run(events, &cell, context.worker(), first.take(), turn) {
-                    Ran::Over(outcome) => return outcome,
-                    Ran::Strayed(envelope) => (slot, first) = (envelope.slot(), Some(envelope)),
+                // Neither is there if the system has been taken apart while this thread was away.
+                if let Some(events) = events
+                    && let Some(cell) = events.shared.slots.get(slot)
+                    && run(events, &cell, context.worker(), turn)
+                {
+                    turn.keep();
                 }
             }
+            Outcome::Done
         })
     }
 }
 
+/// Runs a processor for a turn. True if it has more to do.
 fn run(
     events: &Handle,
     cell: &Arc<Cell>,
     thread: usize,
-    first: Option<Envelope>,
-    turn: &mut Messages<'_, '_, Address, Option<Envelope>>,
-) -> Ran {
+    turn: &mut Messages<'_, '_, Address, Token>,
+) -> bool {
     let _inside = Inside::enter(&events.shared, cell);
-    let mut taken = 0;
-    let run = catch_unwind(AssertUnwindSafe(|| cell.run(events, thread, first, turn, &mut taken)));
-    if let Err(panic) = &run {
-        let error = panic_text(&**panic);
-        events.shared.report(Report::Failed { processor: cell.id.clone(), error });
-    }
-    events.shared.leave(cell, taken);
-    // The engine counts panics and turns them into failures.
-    run.unwrap_or_else(|panic| resume_unwind(panic))
-}
-
-/// What a panic said.
-fn panic_text(panic: &(dyn Any + Send)) -> String {
-    let text =
-        panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    format!("panicked: {}", text.unwrap_or("(not a text)"))
+    let mut ran = Ran::default();
+    cell.run(events, thread, turn, &mut ran);
+    events.shared.leave(cell, &ran);
+    ran.has_more
 }
 
 /// A processor says itself where it belongs.
@@ -292,10 +298,13 @@ impl Builder {
             slots: Slots::default(),
             channels: Channels::default(),
             timer: timer.clone(),
+            loads: config.dispatchers().iter().map(|_| Load::new(config.dispatcher_capacity)).collect(),
             dispatchers: config.dispatchers().into_iter().map(Arc::from).collect(),
+            latency_sampling: config.latency_sampling,
             default_queue_size: config.default_queue_size,
             stop_grace: config.stop_grace,
             next_number: AtomicU64::new(1),
+            closing: AtomicBool::new(false),
             unmatched: AtomicU64::new(0),
             on_report,
         });
@@ -320,10 +329,7 @@ impl Builder {
     }
 }
 
-fn engine(
-    config: &EventsConfig,
-    shared: &Arc<Shared>,
-) -> Result<Engine<Address, Option<Envelope>>, StartError> {
+fn engine(config: &EventsConfig, shared: &Arc<Shared>) -> Result<Engine<Address, Token>, StartError> {
     let mut topology =
         // Where a processor belongs is known by its index, which no name is needed for.
         Topology::assigned(config.assignment.clone(), |_: &Address| "").placed(ByPlace);
@@ -331,15 +337,17 @@ fn engine(
         topology = topology.backoff_of(dispatcher, backoff.clone());
     }
     let (system, cpus) = (Arc::downgrade(shared), config.thread_cpus.clone());
+    // There is a token for each mailbox with something in it, and each thread may have one in its hands that has just been emptied.
+    let tokens = config.dispatcher_capacity + config.assignment.len();
     let builder = Engine::builder()
         .topology(topology)
-        .ingress_capacity(config.dispatcher_capacity.saturating_mul(shared.dispatchers.len()))
-        .worker_queue_capacity(config.dispatcher_capacity)
+        .ingress_capacity(tokens.saturating_mul(shared.dispatchers.len()))
+        .worker_queue_capacity(tokens)
         .overflow(Overflow::Reject)
-        // An event is tried once: a handler that always fails must not have it back for ever.
         .retry(RetryPolicy::never())
         .backoff(config.backoff.clone())
-        .latency_sampling(config.latency_sampling)
+        // Events are timed, not tokens.
+        .latency_sampling(0)
         .shutdown_grace(config.stop_grace)
         .on_worker_start(move |number| {
             if let Some(cpus) = &cpus {
@@ -358,7 +366,7 @@ fn engine(
 pub struct Events {
     handle: Handle,
     /// `None` once it has been shut down.
-    engine: Option<Engine<Address, Option<Envelope>>>,
+    engine: Option<Engine<Address, Token>>,
     /// Hangs up when the last thread of the scheduler has ended.
     scheduler: Mutex<Receiver<()>>,
 }
@@ -393,6 +401,7 @@ impl Events {
         let scheduler = self.scheduler.get_mut().unwrap_or_else(PoisonError::into_inner);
         let _ = scheduler.recv_timeout(shared.stop_grace);
         let engine = self.engine.take().expect("taken apart once");
+        shared.closing.store(true, Ordering::Release);
         let report = engine.shutdown(drain);
         let cells = shared.registry.take_all();
         for cell in &cells {
@@ -400,19 +409,14 @@ impl Events {
             shared.dismiss(cell);
         }
         shared.channels.clear();
-        let given_back = |message: laneway::Message<Address, Option<Envelope>>| match message.body {
-            Some(Envelope::Event(slot)) => {
-                let cell = shared.slots.get(slot)?;
-                Some(Returned { processor: cell.id.clone(), event: cell.give_back()? })
-            }
-            _ => None,
+        let of_cell = |cell: &Arc<Cell>| {
+            let processor = cell.id.clone();
+            cell.give_back().into_iter().map(move |event| Returned { processor: processor.clone(), event })
         };
-        // From the last to the first: a thread that comes back late may have put something before them.
-        let mut returned: Vec<_> = report.returned.into_iter().rev().filter_map(given_back).collect();
-        returned.reverse();
-        cells.iter().for_each(|cell| cell.clear_mail());
+        let returned = cells.iter().flat_map(of_cell).collect();
         shared.slots.clear();
-        ShutdownReport { account: report.account, returned, still_running: report.still_running }
+        let account = shared.account();
+        ShutdownReport { account, returned, still_running: report.still_running }
     }
 }
 
@@ -548,13 +552,14 @@ impl Handle {
     pub fn snapshot(&self) -> Snapshot {
         let shared = &self.shared;
         let engine = shared.lanes().snapshot();
+        let dispatchers = shared.loads.iter().zip(engine.dispatchers);
         Snapshot {
-            account: engine.account,
+            account: shared.account(),
             processors: shared.registry.count(),
             channels: shared.channels.len(),
             schedules: shared.timer.live(),
             unmatched: shared.unmatched.load(Ordering::Relaxed),
-            dispatchers: engine.dispatchers,
+            dispatchers: dispatchers.map(|(load, stats)| load.stats(stats)).collect(),
             threads: engine.workers,
         }
     }
@@ -692,7 +697,7 @@ impl Registration<'_> {
         let cell = shared.slots.insert(|slot| plan.cell(slot, handler));
         // Under the registry's lock, so that nobody can post before it; a submission never blocks.
         let first = || match start {
-            true => shared.submit_start(&cell),
+            true => shared.put_start::<E>(&cell),
             false => Ok(()),
         };
         shared.registry.insert(&id, &cell, first).map_err(|error: RegisterError| {
@@ -711,10 +716,14 @@ impl Registration<'_> {
 }
 
 impl Shared {
-    fn submit_start(&self, cell: &Arc<Cell>) -> Result<(), RegisterError> {
+    fn put_start<E: Send + 'static>(&self, cell: &Arc<Cell>) -> Result<(), RegisterError> {
         // Beside the queue size, which is for events.
         cell.gate.enter(u64::MAX >> 1).expect("a gate that nobody has closed");
-        self.submit(cell, Envelope::Start(cell.address.slot)).map_err(|(_, reason)| match reason {
+        let place = self.take_place(cell).map_err(|(reason, due)| {
+            self.settle(cell, due);
+            reason
+        });
+        place.and_then(|()| cell.put(self, Letter::<E>::Start)).map_err(|reason| match reason {
             Refusal::ShutDown => RegisterError::ShutDown,
             _ => RegisterError::DispatcherFull,
         })
@@ -736,7 +745,7 @@ mod tests {
 
     const DEADLINE: Duration = Duration::from_secs(60);
 
-    /// In unit tests two processors each have the same fingerprint (`processor.rs`): every turn here may hold events of both.
+    /// In unit tests two processors each have the same fingerprint (`processor.rs`): every turn here may hold tokens of both.
     #[test]
     fn processors_that_share_a_lane_get_their_own_events_in_order() {
         let (report, reports) = channel();
@@ -770,8 +779,11 @@ mod tests {
         assert_eq!(first.stop(DEADLINE).stopping, Stopping::Stopped);
         assert_eq!(second.stop(DEADLINE).stopping, Stopping::Stopped);
         let seen: Vec<_> = told.iter().collect();
-        let wanted: Vec<_> = (0..100).flat_map(|number| [("first", number), ("second", number)]).collect();
-        assert_eq!(seen, wanted, "one lane, one order");
+        for name in ["first", "second"] {
+            let of_it: Vec<u32> =
+                seen.iter().filter(|(of, _)| *of == name).map(|(_, number)| *number).collect();
+            assert_eq!(of_it, (0..100).collect::<Vec<_>>(), "{name}");
+        }
         let account = events.shutdown(DEADLINE).account;
         assert!(account.balances() && account.outstanding == 0);
         let reports: Vec<_> = reports.try_iter().collect();
@@ -802,10 +814,9 @@ mod tests {
         let keeper = events.processor("keeper").handle(wait).unwrap();
         while keeper.post(()).is_ok() {}
         let (shared, cell) = (&events.shared, &processor.cell);
-        shared.enter(cell).unwrap();
+        cell.gate.enter(1).unwrap();
         events.begin_stop(cell);
-        let envelope = Envelope::Event(cell.address.slot);
-        let (_, reason, due) = shared.try_submit(cell, envelope).expect_err("there is no room");
+        let (reason, due) = shared.take_place(cell).expect_err("there is no room");
         assert_eq!((reason, due.0), (Refusal::DispatcherFull, true));
         assert!(told.try_recv().is_err(), "nothing has been called");
         shared.settle(cell, due);

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! bit 63       no more events: the processor is stopping, or has stopped
-//! bits 0..62   events that were let in and have not left: waiting in the lane, or in the handler
+//! bits 0..62   events that were let in and have not left: waiting in the mail, or in the handler
 //! ```
 //!
 //! `enter` raises the number unless the bit is set or the number has reached the limit; `leave` lowers it, by as many as a turn has handled; `close` sets the bit. Whoever

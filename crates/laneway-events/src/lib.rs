@@ -16,6 +16,7 @@ mod registry;
 #[cfg_attr(not(loom), expect(unreachable_pub, reason = "the models see its parts"))]
 mod gate;
 mod handler;
+mod load;
 mod processor;
 mod slots;
 

@@ -1,15 +1,20 @@
-//! A processor: its mailbox is a lane of the engine, its key is its number, and its handlers live in its [`Cell`].
+//! A processor: its mailbox is its mail and a lane of the engine, its key is its number, and its handlers live in its [`Cell`].
 //!
-//! An event's way: `ProcessorRef::post` → the gate (`gate.rs`) → the processor's mail, and a token for it into the engine's lane → a thread of the
-//! dispatcher → [`Cell::run`] → the topmost handler. The lane sees to order and exclusion, so a handler is in the hands of one thread at a time, and no lock is
-//! held while it runs: the thread takes the stack of handlers out of its cell and puts it back afterwards.
+//! An event's way: `ProcessorRef::post` → the gate (`gate.rs`), a place at the dispatcher (`load.rs`) → the processor's mail, and, if there was none before, a token into
+//! the engine's lane → a thread of the dispatcher → [`Cell::run`] → the topmost handler. The lane sees to exclusion, so a handler is in the hands of one thread at a
+//! time, and no lock is held while it runs: the thread takes the stack of handlers out of its cell and puts it back afterwards.
 //!
-//! # Events and their tokens
+//! # Mail and its token
 //!
-//! Events stay where their type is known, so that none is boxed; the lane has a token for each. An event is put into the mail and its token into the lane
-//! under the lock of the mail: both have the same order, and whoever has so many tokens in his hands finds at least as many events. A
-//! thread takes the events of its turn out of the mail at once. What the turn did not come to goes back to the front, as the lane does with the tokens. A processor
-//! without events keeps no memory for them.
+//! Events stay where their type is known, so that none is boxed, and in one queue with what else has a place in their order: changes of the handlers, the start. The lane has
+//! one token that says "there is mail". Both are changed under the lock of the mail:
+//!
+//! - Who puts something in and finds no token announced submits one.
+//! - A thread with the token takes what is in the mail, a turn of it at a time. When it finds the mail empty it takes the announcement back, under the same lock,
+//!   and the token is done. When its turn is over before that, it keeps the token: the lane goes behind the others that are ready.
+//!
+//! So there is a token wherever there is mail; and while a processor is busy, a post is one lock and no trip through the engine. After the announcement was taken back a second token may come
+//! while the first is still in the hands of its thread: the lane runs it afterwards. A processor without events keeps no memory for them.
 
 use std::{
     any::{Any, TypeId, type_name},
@@ -25,7 +30,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use laneway::{Messages, Outcome};
+use laneway::Messages;
 
 use crate::{
     AskError, Become, Context, Handle, Handled, Handler, LookupError, Refusal, Refused, Report,
@@ -33,35 +38,28 @@ use crate::{
     events::{Due, Shared, StopReport},
     gate::{Gate, Shut},
     handler::{Change, Closure, Stack},
-    sync::{Condvar, Mutex, lock, wait_until},
+    sync::{Condvar, Mutex, MutexGuard, lock, wait_until},
 };
 
-/// What travels through the engine: the token of an event, or a request about the handlers, without its type. Each has the slot of its processor
-/// on it: two processors whose fingerprints are the same share a lane, and so a turn may hold events of both.
-pub(crate) enum Envelope {
-    /// The next event in the mail.
-    Event(u32),
-    /// A `Change<E>`.
-    Change(u32, Box<dyn Any + Send>),
-    Start(u32),
+/// What travels through the engine: there is mail for the processor in this slot. It has the slot on it, although the key says it, too: two processors whose
+/// fingerprints are the same share a lane, and so a turn may hold tokens of both.
+#[derive(Clone, Copy)]
+pub(crate) struct Token(pub(crate) u32);
+
+/// What a turn of a processor came to.
+#[derive(Default)]
+pub(crate) struct Ran {
+    /// Events that have left the mailbox.
+    pub(crate) taken: u64,
+    /// Those of them that failed, and those that panicked.
+    pub(crate) failed: u64,
+    pub(crate) panics: u64,
+    /// Whether there is more: the token has to be kept.
+    pub(crate) has_more: bool,
 }
 
-impl Envelope {
-    /// The slot of the processor that it is for.
-    pub(crate) fn slot(&self) -> u32 {
-        match self {
-            Envelope::Event(slot) | Envelope::Change(slot, _) | Envelope::Start(slot) => *slot,
-        }
-    }
-}
-
-/// How a processor's part of a turn ended.
-pub(crate) enum Ran {
-    /// The turn is over.
-    Over(Outcome),
-    /// The turn goes on with this, which is for another processor.
-    Strayed(Envelope),
-}
+/// So many events have left the mailbox at the end of a turn at the latest: the others that are ready have theirs.
+const TURN: usize = 128;
 
 /// The key of a lane: a processor, by its numbers.
 #[derive(Clone, Copy)]
@@ -83,8 +81,8 @@ impl Hash for Address {
     }
 }
 
-/// The turn of a processor in the hands of a thread.
-pub(crate) type Turn<'a, 'b, 'c> = &'a mut Messages<'b, 'c, Address, Option<Envelope>>;
+/// The turn of a lane in the hands of a thread.
+pub(crate) type Turn<'a, 'b, 'c> = &'a mut Messages<'b, 'c, Address, Token>;
 
 /// What is known of a processor without the type of its events.
 pub(crate) struct Cell {
@@ -115,17 +113,15 @@ impl Cell {
         LookupError::WrongType { id, takes, given: type_name::<E>() }
     }
 
-    /// Handles `first`, if there is one, and the rest of a turn, and counts in `taken` what it has taken. A panic of the handler goes
-    /// through, after everything is in its place again.
+    /// Handles a turn of what is in the mail, and counts in `ran` what came of it. The token is in the hands of `turn`.
     pub(crate) fn run(
         self: &Arc<Self>,
         events: &Handle,
         thread: usize,
-        first: Option<Envelope>,
         turn: Turn<'_, '_, '_>,
-        taken: &mut u64,
-    ) -> Ran {
-        self.behaviour.run(self, events, thread, first, turn, taken)
+        ran: &mut Ran,
+    ) {
+        self.behaviour.run(self, events, thread, turn, ran);
     }
 
     /// Puts an event into the mailbox.
@@ -135,9 +131,7 @@ impl Cell {
         event: E,
     ) -> Result<(), Refused<E>> {
         self.try_post(shared, event).map_err(|(refused, due)| {
-            if let Some(due) = due {
-                shared.settle(self, due);
-            }
+            shared.settle(self, due);
             refused
         })
     }
@@ -147,27 +141,52 @@ impl Cell {
         self: &Arc<Self>,
         shared: &Shared,
         event: E,
-    ) -> Result<(), (Refused<E>, Option<Due>)> {
-        if let Err(reason) = shared.enter(self) {
-            return Err((Refused { event, reason }, None));
+    ) -> Result<(), (Refused<E>, Due)> {
+        if let Err((reason, due)) = shared.enter(self) {
+            return Err((Refused { event, reason }, due));
         }
-        let mut mail = lock(&self.typed::<E>().mail.0);
-        mail.push_back(event);
-        let posted = shared.try_submit(self, Envelope::Event(self.address.slot));
-        posted.map_err(|(_, reason, due)| {
-            let event = mail.pop_back().expect("just put in, and nobody else was at it");
-            (Refused { event, reason }, Some(due))
+        let mut mail = self.typed::<E>().mail.lock();
+        let letter = mail.stamped(event, shared.latency_sampling);
+        let put = self.put_in(shared, &mut mail, letter);
+        put.map_err(|(letter, reason, due)| (Refused { event: letter.into_event(), reason }, due))
+    }
+
+    /// Puts something that is not an event into its mailbox, in which it has a place.
+    pub(crate) fn put<E: Send + 'static>(
+        self: &Arc<Self>,
+        shared: &Shared,
+        letter: Letter<E>,
+    ) -> Result<(), Refusal> {
+        let put = self.put_in(shared, &mut self.typed::<E>().mail.lock(), letter);
+        put.map_err(|(_, reason, due)| {
+            shared.settle(self, due);
+            reason
         })
     }
 
-    /// The newest event of the mail, for whoever gives back what will not be handled.
-    pub(crate) fn give_back(&self) -> Option<Box<dyn Any + Send>> {
-        self.behaviour.give_back()
+    fn put_in<E: Send + 'static>(
+        self: &Arc<Self>,
+        shared: &Shared,
+        mail: &mut Mail<E>,
+        letter: Letter<E>,
+    ) -> Result<(), (Letter<E>, Refusal, Due)> {
+        let announced = match mail.announced {
+            // Somebody will look into it, but not for ever.
+            true => !mail.closed && !shared.is_closing(),
+            false => shared.announce(self),
+        };
+        if !announced {
+            return Err((letter, Refusal::ShutDown, shared.give_up(self)));
+        }
+        mail.announced = true;
+        mail.letters.push_back(letter);
+        shared.loads[self.address.place as usize].note_depth(mail.letters.len());
+        Ok(())
     }
 
-    /// Lets go of whatever is still in the mail.
-    pub(crate) fn clear_mail(&self) {
-        self.behaviour.clear_mail();
+    /// Empties the mail: its events, oldest first.
+    pub(crate) fn give_back(&self) -> Vec<Box<dyn Any + Send>> {
+        self.behaviour.give_back()
     }
 
     /// The part that knows the type of its events.
@@ -221,7 +240,7 @@ impl Plan {
         let Plan { id, number, place, dispatcher, queue_size, parent } = self;
         let address = Address { number, slot, place: place as u32 };
         let home = Mutex::new(Home::Here(Stack(vec![handler]), VecDeque::new()));
-        let behaviour = Box::new(Typed { home, mail: Mail(Mutex::new(VecDeque::new())) });
+        let behaviour = Box::new(Typed { home, mail: Mailbox::new(number) });
         Arc::new(Cell {
             id,
             number,
@@ -240,56 +259,112 @@ impl Plan {
 
 /// The part of a processor that knows the type of its events.
 trait Behave: Any + Send + Sync {
-    fn run(
-        &self,
-        cell: &Arc<Cell>,
-        events: &Handle,
-        thread: usize,
-        first: Option<Envelope>,
-        turn: Turn<'_, '_, '_>,
-        taken: &mut u64,
-    ) -> Ran;
+    fn run(&self, cell: &Arc<Cell>, events: &Handle, thread: usize, turn: Turn<'_, '_, '_>, ran: &mut Ran);
     /// No handler will be called any more, except to be told so.
     fn retire(&self);
-    fn give_back(&self) -> Option<Box<dyn Any + Send>>;
-    fn clear_mail(&self);
+    fn give_back(&self) -> Vec<Box<dyn Any + Send>>;
     fn event_type(&self) -> TypeId;
     fn event_type_name(&self) -> &'static str;
 }
 
 struct Typed<E> {
     home: Mutex<Home<E>>,
-    mail: Mail<E>,
+    mail: Mailbox<E>,
 }
 
-/// Events that were accepted, oldest first: one for each token in the lane that is in nobody's hands. On a cache line of its own: whoever posts writes it, and
-/// what stands beside it belongs to the thread that handles.
+/// What is in the mail. As large as an event, if that is not tiny: what few need is behind a pointer.
+pub(crate) enum Letter<E> {
+    Event(E),
+    /// An event that is timed, and when it was posted.
+    Timed(Box<(E, Instant)>),
+    Change(Box<Change<E>>),
+    Start,
+}
+
+impl<E> Letter<E> {
+    fn into_event(self) -> E {
+        self.event().expect("an event was put in")
+    }
+
+    fn event(self) -> Option<E> {
+        match self {
+            Letter::Event(event) => Some(event),
+            Letter::Timed(timed) => Some(timed.0),
+            Letter::Change(_) | Letter::Start => None,
+        }
+    }
+}
+
+/// The mail, on a cache line of its own: whoever posts writes it, and what stands beside it belongs to the thread that handles.
 #[repr(align(64))]
-struct Mail<E>(Mutex<VecDeque<E>>);
+struct Mailbox<E>(Mutex<Mail<E>>);
+
+/// What was accepted and is in nobody's hands, oldest first.
+struct Mail<E> {
+    letters: VecDeque<Letter<E>>,
+    /// Whether there is a token for it in the lane, or in the hands of the thread that will see it.
+    announced: bool,
+    /// No more: the shutdown has taken what was in it.
+    closed: bool,
+    /// Events until the next one that is timed.
+    until_timed: u64,
+}
+
+impl<E> Mailbox<E> {
+    /// By the number of its processor, so that not the first event of every one is timed.
+    fn new(number: u64) -> Self {
+        Mailbox(Mutex::new(Mail {
+            letters: VecDeque::new(),
+            announced: false,
+            closed: false,
+            until_timed: number,
+        }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Mail<E>> {
+        lock(&self.0)
+    }
+}
+
+impl<E> Mail<E> {
+    /// An event, with the time on it if it is the turn of this one.
+    fn stamped(&mut self, event: E, one_in: u64) -> Letter<E> {
+        if one_in == 0 {
+            return Letter::Event(event);
+        }
+        self.until_timed %= one_in;
+        if self.until_timed > 0 {
+            self.until_timed -= 1;
+            return Letter::Event(event);
+        }
+        self.until_timed = one_in - 1;
+        Letter::Timed(Box::new((event, Instant::now())))
+    }
+}
 
 /// Where the handlers are.
 enum Home<E> {
-    /// Here, with an empty buffer to take events out in.
-    Here(Stack<E>, VecDeque<E>),
+    /// Here, with an empty buffer to take letters out in.
+    Here(Stack<E>, VecDeque<Letter<E>>),
     /// With the thread that runs one of them.
     Out,
     /// Gone, or, if they are out, to go when they come back.
     Retired,
 }
 
-/// Handlers, and the events of a turn, in the hands of a thread. They go back when it lets go of them, panic or not.
+/// Handlers, and the letters of a turn, in the hands of a thread. They go back when it lets go of them, panic or not.
 struct InHand<'a, E: 'static> {
     typed: &'a Typed<E>,
     stack: Option<Stack<E>>,
-    events: VecDeque<E>,
+    letters: VecDeque<Letter<E>>,
 }
 
 impl<'a, E: 'static> InHand<'a, E> {
     fn take(typed: &'a Typed<E>) -> Option<Self> {
         let mut at_home = lock(&typed.home);
         match std::mem::replace(&mut *at_home, Home::Out) {
-            Home::Here(stack, events) => Some(InHand { typed, stack: Some(stack), events }),
-            Home::Out => unreachable!("a lane has one event in flight"),
+            Home::Here(stack, letters) => Some(InHand { typed, stack: Some(stack), letters }),
+            Home::Out => unreachable!("a lane has one token in flight"),
             Home::Retired => {
                 *at_home = Home::Retired;
                 None
@@ -301,29 +376,31 @@ impl<'a, E: 'static> InHand<'a, E> {
         self.stack.as_mut().expect("taken out in `drop` only")
     }
 
-    /// The next event, for a token. With it come those of the tokens behind it in this turn.
-    fn next(&mut self, tokens: impl FnOnce() -> usize) -> E {
-        if self.events.is_empty() {
-            let tokens = tokens();
-            let mut mail = lock(&self.typed.mail.0);
-            match tokens == mail.len() {
-                true => std::mem::swap(&mut self.events, &mut *mail),
-                false => self.events.extend(mail.drain(..tokens)),
-            }
+    /// Whether there is one more, in its hands or in the mail; up to `most` are taken out of that. If there is none, the next post announces itself again, and this thread
+    /// must not look any more.
+    fn has_next(&mut self, most: usize) -> bool {
+        if !self.letters.is_empty() {
+            return true;
         }
-        self.events.pop_front().expect("an event for every token")
+        let mut mail = self.typed.mail.lock();
+        if mail.letters.is_empty() {
+            mail.letters = VecDeque::new();
+            mail.announced = false;
+            return false;
+        }
+        match mail.letters.len() <= most {
+            true => std::mem::swap(&mut self.letters, &mut mail.letters),
+            false => self.letters.extend(mail.letters.drain(..most)),
+        }
+        true
     }
 
-    /// Puts back what the turn did not come to. True if the mail is empty, and then without memory.
-    fn return_events(&mut self) -> bool {
-        let mut mail = lock(&self.typed.mail.0);
-        while let Some(event) = self.events.pop_back() {
-            mail.push_front(event);
+    /// Puts back what the turn did not come to.
+    fn return_letters(&mut self) {
+        let mut mail = self.typed.mail.lock();
+        while let Some(letter) = self.letters.pop_back() {
+            mail.letters.push_front(letter);
         }
-        if mail.is_empty() {
-            *mail = VecDeque::new();
-        }
-        mail.is_empty()
     }
 }
 
@@ -332,8 +409,9 @@ impl<E: 'static> Drop for InHand<'_, E> {
         let Some(stack) = self.stack.take() else { return };
         let mut at_home = lock(&self.typed.home);
         if matches!(*at_home, Home::Out) {
-            let idle = self.return_events();
-            let buffer = if idle { VecDeque::new() } else { std::mem::take(&mut self.events) };
+            let idle = self.letters.is_empty();
+            self.return_letters();
+            let buffer = if idle { VecDeque::new() } else { std::mem::take(&mut self.letters) };
             *at_home = Home::Here(stack, buffer);
             return;
         }
@@ -343,6 +421,13 @@ impl<E: 'static> Drop for InHand<'_, E> {
     }
 }
 
+/// What a panic said.
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text =
+        panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("panicked: {}", text.unwrap_or("(not a text)"))
+}
+
 /// Tells the handlers that it is over, the topmost first. What they throw stops here.
 fn dismiss<E: 'static>(mut stack: Stack<E>) {
     while let Some(mut handler) = stack.0.pop() {
@@ -350,7 +435,7 @@ fn dismiss<E: 'static>(mut stack: Stack<E>) {
     }
 }
 
-/// An envelope, opened.
+/// What is due to a handler.
 enum Opened<E> {
     Event(E),
     Change(Change<E>),
@@ -358,16 +443,16 @@ enum Opened<E> {
 }
 
 impl<E: Send + 'static> InHand<'_, E> {
-    /// Opens an envelope of this processor.
-    fn open(&mut self, envelope: Envelope, turn: &Messages<'_, '_, Address, Option<Envelope>>) -> Opened<E> {
-        match envelope {
-            Envelope::Event(slot) => Opened::Event(self.next(|| {
-                let is_ours =
-                    |body: &&Option<Envelope>| matches!(body, Some(Envelope::Event(other)) if *other == slot);
-                1 + turn.rest().take_while(is_ours).count()
-            })),
-            Envelope::Change(_, change) => Opened::Change(*change.downcast().expect("requested by its type")),
-            Envelope::Start(_) => Opened::Start,
+    /// Opens the next letter, of which there is one.
+    fn open(&mut self, turn: Turn<'_, '_, '_>) -> Opened<E> {
+        match self.letters.pop_front().expect("just seen") {
+            Letter::Event(event) => Opened::Event(event),
+            Letter::Timed(timed) => {
+                turn.waited(timed.1.elapsed());
+                Opened::Event(timed.0)
+            }
+            Letter::Change(change) => Opened::Change(*change),
+            Letter::Start => Opened::Start,
         }
     }
 }
@@ -395,33 +480,27 @@ impl<E: Send + 'static> Stack<E> {
     }
 }
 
-impl<E: Send + 'static> Behave for Typed<E> {
-    fn run(
+impl<E: Send + 'static> Typed<E> {
+    /// Handles letters until the turn is over or a handler panics. Says whether there is more.
+    fn run_until_panic(
         &self,
-        cell: &Arc<Cell>,
-        events: &Handle,
-        thread: usize,
-        mut first: Option<Envelope>,
+        hand: &mut InHand<'_, E>,
+        around: (&Arc<Cell>, &Handle, usize),
         turn: Turn<'_, '_, '_>,
-        taken: &mut u64,
-    ) -> Ran {
-        let mut hand = InHand::take(self);
+        ran: &mut Ran,
+    ) -> bool {
+        let (cell, events, thread) = around;
         loop {
-            let next = match first.take() {
-                Some(first) => Some(first),
-                None => match turn.next() {
-                    Some(body) => body.take(),
-                    None => return Ran::Over(Outcome::Done),
-                },
-            };
-            let next = match next {
-                Some(other) if other.slot() != cell.address.slot => return Ran::Strayed(other),
-                next => next,
-            };
-            *taken += 1;
-            // Without handlers: the shutdown did not wait for this thread any longer. The event goes with the processor.
-            let (Some(hand), Some(envelope)) = (&mut hand, next) else { return Ran::Over(Outcome::Skip) };
-            let due = hand.open(envelope, turn);
+            let left = TURN - ran.taken as usize;
+            if !hand.has_next(turn.pieces(left.max(1)).min(left)) {
+                return false;
+            }
+            // The token itself began the first.
+            if left == 0 || ran.taken > 0 && !turn.next_piece() {
+                return true;
+            }
+            ran.taken += 1;
+            let due = hand.open(turn);
             if cell.discarding.load(Ordering::Acquire) {
                 // The time to drain is over: the event is put where the stop finds it.
                 if let Opened::Event(event) = due {
@@ -432,13 +511,34 @@ impl<E: Send + 'static> Behave for Typed<E> {
             match hand.stack().handle(cell, events, thread, due) {
                 Handled::Done => {}
                 Handled::Failed(error) => {
-                    let report = Report::Failed { processor: cell.id.clone(), error: error.clone() };
-                    events.shared.report(report);
-                    return Ran::Over(Outcome::Failed(error));
+                    ran.failed += 1;
+                    events.shared.report(Report::Failed { processor: cell.id.clone(), error });
                 }
                 Handled::Unmatched(event) => {
                     let (processor, event_type) = (cell.id.clone(), type_name::<E>());
                     events.shared.report(Report::Unmatched { processor, event: Box::new(event), event_type });
+                }
+            }
+        }
+    }
+}
+
+impl<E: Send + 'static> Behave for Typed<E> {
+    fn run(&self, cell: &Arc<Cell>, events: &Handle, thread: usize, turn: Turn<'_, '_, '_>, ran: &mut Ran) {
+        // Without handlers: the shutdown did not wait for this thread any longer. What is in the mail goes with the processor.
+        let Some(mut hand) = InHand::take(self) else { return };
+        loop {
+            let around = (cell, events, thread);
+            let run = || self.run_until_panic(&mut hand, around, turn, ran);
+            match catch_unwind(AssertUnwindSafe(run)) {
+                Ok(has_more) => {
+                    ran.has_more = has_more;
+                    return;
+                }
+                Err(panic) => {
+                    (ran.failed, ran.panics) = (ran.failed + 1, ran.panics + 1);
+                    let error = panic_text(&*panic);
+                    events.shared.report(Report::Failed { processor: cell.id.clone(), error });
                 }
             }
         }
@@ -451,14 +551,14 @@ impl<E: Send + 'static> Behave for Typed<E> {
         }
     }
 
-    fn give_back(&self) -> Option<Box<dyn Any + Send>> {
-        lock(&self.mail.0).pop_back().map(|event| Box::new(event) as Box<dyn Any + Send>)
-    }
-
-    fn clear_mail(&self) {
-        // Events are dropped when the lock is let go of.
-        let left = std::mem::take(&mut *lock(&self.mail.0));
-        drop(left);
+    fn give_back(&self) -> Vec<Box<dyn Any + Send>> {
+        let mut mail = self.mail.lock();
+        mail.closed = true;
+        // Whatever is not an event is dropped when the lock has been let go of.
+        let letters = std::mem::take(&mut mail.letters);
+        drop(mail);
+        let events = letters.into_iter().filter_map(Letter::event);
+        events.map(|event| Box::new(event) as Box<dyn Any + Send>).collect()
     }
 
     fn event_type(&self) -> TypeId {
@@ -540,15 +640,13 @@ impl<E: Send + 'static> ProcessorRef<E> {
 
     /// The same for whoever holds a lock: no user code runs. If something is due afterwards, the caller has to [settle](Self::settle) it
     /// once it holds none.
-    pub(crate) fn try_post(&self, event: E) -> Result<(), (Refused<E>, Option<Due>)> {
+    pub(crate) fn try_post(&self, event: E) -> Result<(), (Refused<E>, Due)> {
         self.cell.try_post(&self.events.shared, event)
     }
 
     /// Does what is due after something was refused.
-    pub(crate) fn settle(&self, due: Option<Due>) {
-        if let Some(due) = due {
-            self.events.shared.settle(&self.cell, due);
-        }
+    pub(crate) fn settle(&self, due: Due) {
+        self.events.shared.settle(&self.cell, due);
     }
 
     /// Posts an event that carries a [`Reply`], and waits for what comes back, at most so long.
@@ -607,10 +705,12 @@ impl<E: Send + 'static> ProcessorRef<E> {
     }
 
     fn request(&self, change: Change<E>) -> Result<(), Refusal> {
-        self.events.shared.enter(&self.cell)?;
-        let submitted =
-            self.events.shared.submit(&self.cell, Envelope::Change(self.cell.address.slot, Box::new(change)));
-        submitted.map_err(|(_, reason)| reason)
+        let shared = &self.events.shared;
+        shared.enter(&self.cell).map_err(|(reason, due)| {
+            shared.settle(&self.cell, due);
+            reason
+        })?;
+        self.cell.put(shared, Letter::Change(Box::new(change)))
     }
 
     /// Stops it: no more events, those in the mailbox are handled for at most `drain`, the one in the handler is waited for, and the

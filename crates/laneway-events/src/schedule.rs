@@ -21,6 +21,7 @@ use std::{
 
 use crate::{
     Handle, NotScheduled, ProcessorRef, Refused, Report, ScheduleRefusal,
+    events::Due,
     sync::{Condvar, Mutex, lock, wait_until},
 };
 
@@ -423,7 +424,7 @@ impl<E: Send + 'static> Task for Rate<E> {
 
 /// Posts under the status. What was not accepted is dropped, and what is due to the processor done, without it.
 fn post<E: Send + 'static>(status: &Status, once: bool, target: &Target<E>, event: E) -> Fired {
-    let (mut left, mut due) = (Some(event), None);
+    let (mut left, mut due) = (Some(event), Due::default());
     let processor = target.processor();
     let fired = status.fire(once, || {
         let Some(processor) = &processor else { return ScheduleEnd::Unregistered };

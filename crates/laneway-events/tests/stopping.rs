@@ -338,6 +338,38 @@ fn a_shutdown_drains_or_gives_back() {
     }
 }
 
+/// A post into a mailbox that has something in it does not ask the engine, which is the one that knows of the end.
+#[test]
+fn what_is_accepted_while_a_shutdown_begins_is_handled_or_given_back() {
+    for lap in 0..40 {
+        let events = system(&[&[""], &[""]]);
+        let handled = Arc::new(AtomicU64::new(0));
+        let counts = handled.clone();
+        let count = move |_: &mut laneway_events::Context<'_, u64>, _: u64| {
+            counts.fetch_add(1, SeqCst);
+        };
+        let processor = events.processor("p").queue_size(1_000_000).handle(count).unwrap();
+        let post_until_the_end = || {
+            let processor = processor.clone();
+            thread::spawn(move || {
+                let refused =
+                    (0..).find_map(|number| processor.post(number).err().map(|refused| (number, refused)));
+                let (accepted, refused) = refused.expect("it ends");
+                assert_ne!(refused.reason, Refusal::DispatcherFull);
+                (accepted, refused.reason)
+            })
+        };
+        let posters = [post_until_the_end(), post_until_the_end()];
+        while handled.load(SeqCst) < lap * 10 {
+            thread::yield_now();
+        }
+        let report = events.shutdown(if lap % 2 == 0 { Duration::ZERO } else { DEADLINE });
+        let accepted: u64 = posters.into_iter().map(|poster| poster.join().unwrap().0).sum();
+        assert_eq!(accepted, handled.load(SeqCst) + report.returned.len() as u64, "lap {lap}");
+        assert_eq!(report.account.done, handled.load(SeqCst), "lap {lap}");
+    }
+}
+
 /// What a shutdown gives back is never handled: whoever waited for those mailboxes to be empty would wait for ever.
 #[test]
 fn handlers_that_stop_each_other_at_the_end_do_not_hold_up_a_shutdown() {

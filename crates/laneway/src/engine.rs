@@ -1,7 +1,7 @@
 //! The engine: wires the rooms together, takes submissions, and answers its operators.
 //!
 //! A submission goes through `Shared::submit`: hash the key, take a place in the engine's bound, place it (`placement.rs`, `flows.rs`), offer it to
-//! its dispatcher (`dispatcher.rs`), and, where that is full, do what the bound's policy says (`admission.rs`).
+//! its dispatcher (`dispatcher/`), and, where that is full, do what the bound's policy says (`admission.rs`).
 
 use std::{
     collections::VecDeque,

@@ -9,6 +9,7 @@ use std::{
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::atomic::{AtomicBool, Ordering::Relaxed},
+    time::Duration,
 };
 
 use crate::{
@@ -141,6 +142,8 @@ pub struct Messages<'a, 'b, K, M> {
 #[derive(Default)]
 struct Taken {
     is_open: bool,
+    /// It stays first in its lane, and the turn is over.
+    is_kept: bool,
     accepted: u64,
     started: u64,
 }
@@ -158,19 +161,47 @@ impl<K, M> Messages<'_, '_, K, M> {
     pub fn next(&mut self) -> Option<&mut M> {
         self.complete();
         let accepted = self.run.turn.items.front()?.accepted_at;
-        if self.run.gives_way() {
+        if self.taken.is_kept || self.run.gives_way() {
             return None;
         }
         let started = self.run.start_time(accepted);
         self.run.tally.started += 1;
-        *self.taken = Taken { is_open: true, accepted, started };
+        *self.taken = Taken { is_open: true, is_kept: false, accepted, started };
         self.run.turn.items.front_mut().map(|item| &mut item.message.body)
     }
 
-    /// The bodies behind the one in hand, which `next` gives one by one unless the turn has to give way.
-    pub fn rest(&self) -> impl Iterator<Item = &M> {
-        let in_hand = usize::from(self.taken.is_open);
-        self.run.turn.items.iter().skip(in_hand).map(|item| &item.message.body)
+    /// Begins one more piece of work for the message in hand. For handlers whose messages stand for more than themselves, such as "there is mail": each piece is
+    /// counted as handled and timed as a message is. False if the turn has to give way; then the message should be [kept](Messages::keep) while there is more to do.
+    #[inline]
+    pub fn next_piece(&mut self) -> bool {
+        self.run.time(self.taken.accepted, self.taken.started);
+        (self.taken.accepted, self.taken.started) = (0, 0);
+        let goes_on = self.taken.is_open && !self.run.gives_way();
+        if goes_on {
+            self.taken.started = self.run.start_time(0);
+            self.run.tally.started += 1;
+        }
+        goes_on
+    }
+
+    /// How many pieces, at most `most`, fit into the turn as far as is known: one while they are slow, or have not been timed. What a handler takes beyond that
+    /// would be held up by one that takes long.
+    pub fn pieces(&self, most: usize) -> usize {
+        self.run.tempo.limit(most)
+    }
+
+    /// The piece in hand has waited so long, which nobody but the handler knows. It is taken into the latencies.
+    pub fn waited(&mut self, waited: Duration) {
+        if self.taken.started == 0 {
+            self.taken.started = self.run.around.clock.now().max(1);
+        }
+        self.taken.accepted = self.taken.started.saturating_sub(nanos(waited)).max(1);
+    }
+
+    /// The message in hand is not done. It stays first in its lane, and the lane goes behind the others that are ready. The turn is over.
+    pub fn keep(&mut self) {
+        self.run.time(self.taken.accepted, self.taken.started);
+        *self.taken = Taken { is_kept: true, ..Taken::default() };
     }
 
     /// The one in hand, if there is one, is done.
@@ -374,8 +405,9 @@ impl<K: Clone, M, H: TurnHandler<K, M>> RunTurn<K, M> for Turned<H> {
             let (note, mut taken) = (Cell::new(None), Taken::default());
             let result = catch_unwind(AssertUnwindSafe(|| self.call(run, &mut taken, &note)));
             let outcome = match result {
-                // What is left, if anything, was not started.
+                // What is left, if anything, was not started, or is kept.
                 Ok(Outcome::Done) => return Ending::Handled,
+                Ok(_) if taken.is_kept => return Ending::Handled,
                 Ok(outcome) => outcome,
                 Err(panic) => {
                     run.tally.panics += 1;

@@ -6,6 +6,7 @@ use std::sync::{
     Arc, Mutex,
     atomic::{AtomicU64, Ordering::SeqCst},
 };
+use std::time::Duration;
 
 use laneway::{Context, Engine, Messages, Outcome, RetryPolicy, Topology, TurnHandler};
 use witness::{DEADLINE, send};
@@ -35,7 +36,7 @@ impl TurnHandler<u8, u32> for Notes {
 #[test]
 fn a_turn_handler_sees_every_message_once_and_in_order() {
     let notes = Notes::default();
-    let retry = RetryPolicy { base: std::time::Duration::from_micros(10), ..RetryPolicy::default() };
+    let retry = RetryPolicy { base: Duration::from_micros(10), ..RetryPolicy::default() };
     let retry = RetryPolicy { max_attempts: 2, ..retry };
     let engine = Engine::builder()
         .topology(Topology::pool(2))
@@ -67,4 +68,54 @@ fn a_turn_has_more_than_one_message_where_they_are_quick() {
     assert!(engine.unpause("pool-0") && engine.wait_quiet(DEADLINE));
     assert_eq!(notes.handled.lock().unwrap().len(), 5_000);
     assert!(notes.calls.load(SeqCst) < 4_000, "{} calls", notes.calls.load(SeqCst));
+}
+
+/// A message that stands for several: each is one more piece, at most three at a time.
+struct Pieces {
+    left: [AtomicU64; 2],
+    order: Arc<Mutex<Vec<(u8, u64)>>>,
+}
+
+impl TurnHandler<u8, ()> for Pieces {
+    fn handle(&self, context: &Context<'_, u8>, turn: &mut Messages<'_, '_, u8, ()>) -> Outcome {
+        let left = &self.left[usize::from(*context.key())];
+        while turn.next().is_some() {
+            for piece in 1.. {
+                let number = left.fetch_sub(1, SeqCst);
+                turn.waited(Duration::from_micros(number));
+                self.order.lock().unwrap().push((*context.key(), number));
+                if number == 1 {
+                    break;
+                }
+                if piece == 3 || !turn.next_piece() {
+                    turn.keep();
+                    assert!(turn.next().is_none(), "a turn is over with a message that is kept");
+                    return Outcome::Done;
+                }
+            }
+        }
+        Outcome::Done
+    }
+}
+
+#[test]
+fn a_message_that_is_kept_stays_first_in_its_lane_and_lets_the_others_go_before() {
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let pieces = Pieces { left: [1_000.into(), 1_000.into()], order: order.clone() };
+    let engine = Engine::builder().topology(Topology::pool(1)).turn_handler(pieces).build().unwrap();
+    assert!(engine.pause("pool-0"));
+    send(&engine, [(0_u8, ()), (1, ())]);
+    assert!(engine.unpause("pool-0") && engine.wait_quiet(DEADLINE));
+    let snapshot = engine.snapshot();
+    let stats = &snapshot.dispatchers[0];
+    assert_eq!((snapshot.account.done, stats.dispatched, snapshot.workers[0].handled), (2, 2_000, 2_000));
+    assert_eq!(stats.waiting.samples(), 2_000, "each said how long it had waited");
+    let order = order.lock().unwrap();
+    for key in [0, 1] {
+        let of_key: Vec<u64> = order.iter().filter(|(of, _)| *of == key).map(|(_, number)| *number).collect();
+        assert_eq!(of_key, (1..=1_000).rev().collect::<Vec<_>>(), "key {key}");
+    }
+    let longest = order.chunk_by(|one, other| one.0 == other.0).map(<[_]>::len).max();
+    assert_eq!(longest, Some(3), "no key has two turns in a row while the other waits");
+    assert_eq!(engine.shutdown(DEADLINE).account.outstanding, 0);
 }

@@ -1,7 +1,7 @@
 //! A lane per key: what decides. No threads, no clock, no locks; time is passed in.
 //!
 //! [`Lanes`] is the state of one dispatcher: the table of its lanes, their waiting messages, the ready lists and the
-//! timers. It gets messages from `dispatcher.rs` (which holds the lock) and gives turns to workers. The simulator
+//! timers. It gets messages from `dispatcher/` (which holds the lock) and gives turns to workers. The simulator
 //! drives the very same code.
 //!
 //! # The states of a lane
@@ -29,22 +29,27 @@
 //! See `docs/design/ordering.md` for the locks around this and for why nobody sleeps while a lane is ready.
 
 mod audit;
+mod hand;
+mod moving;
+mod operate;
 mod ready;
 mod stream;
 mod waiting;
 
+pub(crate) use hand::{Ending, Hand, Turn, Wants};
+pub(crate) use moving::Parcel;
 pub(crate) use stream::Heat;
 
 use std::{
     cmp::Reverse,
-    collections::{BinaryHeap, HashMap, VecDeque},
+    collections::{BinaryHeap, HashMap},
     hash::{BuildHasherDefault, Hasher},
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
 use crate::{
     explain::{Holder, Standing},
-    message::{Arrivals, Item},
+    message::Item,
 };
 use ready::Ready;
 use waiting::{NONE, Queue, Waiting};
@@ -117,180 +122,6 @@ impl<K> Extra<K> {
     /// Whether there is nothing in it but the key of a turn that has ended.
     fn is_spent(&self) -> bool {
         self.note.is_none() && self.aside.is_empty() && !self.park_after && self.handover.is_none()
-    }
-}
-
-/// A lane's messages in the hands of a worker. The buffer is used again for another turn.
-#[derive(Debug)]
-pub(crate) struct Turn<K, M> {
-    lane: u32,
-    /// How it ended, once it has.
-    pub(crate) ending: Ending,
-    /// How many of its messages have left the engine.
-    pub(crate) released: u64,
-    pub(crate) fingerprint: u64,
-    /// What is still to be handled, oldest first.
-    pub(crate) items: VecDeque<Item<K, M>>,
-    /// Failed attempts at the first of them.
-    pub(crate) attempts: u32,
-}
-
-impl<K, M> Turn<K, M> {
-    pub(crate) fn new() -> Self {
-        let items = VecDeque::new();
-        Turn { lane: NONE, ending: Ending::Handled, released: 0, fingerprint: 0, items, attempts: 0 }
-    }
-}
-
-/// The turns that a worker has claimed under one lock, and will settle under one lock.
-///
-/// More than one only where it is the only worker of the dispatcher and messages are quick: then nobody else could have
-/// run what waits in the hand, and the lock is taken once for all of it.
-#[derive(Debug)]
-pub(crate) struct Hand<K, M> {
-    turns: Vec<Turn<K, M>>,
-    len: usize,
-    /// Those before it have ended.
-    current: usize,
-    /// How many messages came at once with the last of this stream, if the inbox is empty now.
-    drained: Option<usize>,
-}
-
-impl<K, M> Hand<K, M> {
-    pub(crate) fn new() -> Self {
-        Hand { turns: vec![Turn::new()], len: 0, current: 0, drained: None }
-    }
-
-    /// The turn that is run now.
-    pub(crate) fn turn(&mut self) -> &mut Turn<K, M> {
-        &mut self.turns[self.current]
-    }
-
-    /// Notes the end of the current turn. True if there is another one.
-    pub(crate) fn end(&mut self, ending: Ending, released: u64) -> bool {
-        let turn = self.turn();
-        turn.released = released;
-        // It says so already, and most turns end so.
-        if !matches!(ending, Ending::Handled) {
-            turn.ending = ending;
-        }
-        self.current += 1;
-        self.current < self.len
-    }
-
-    /// All turns, with how they ended; those that were not run as if they had been given way.
-    pub(crate) fn turns(&mut self) -> &mut [Turn<K, M>] {
-        &mut self.turns[..self.len]
-    }
-
-    /// See the field.
-    pub(crate) fn drained(&self) -> Option<usize> {
-        self.drained
-    }
-
-    pub(crate) fn clear(&mut self) {
-        (self.len, self.current, self.drained) = (0, 0, None);
-    }
-
-    /// Takes messages straight from the inbox, in their order, whatever their keys: a stream. Those that have to wait in a lane go there. See
-    /// `lane/stream.rs`.
-    pub(crate) fn fill_from(
-        &mut self,
-        inbox: &mut Arrivals<K, M>,
-        lanes: &mut Lanes<K, M>,
-        heat: &mut Heat,
-        most: usize,
-        came: usize,
-    ) -> bool {
-        let turn = &mut self.turns[0];
-        let most = heat.begin(inbox.len()).min(most);
-        while turn.items.len() < most
-            && let Some(item) = inbox.pop()
-        {
-            if lanes.has_lane(item.fingerprint) || heat.rises(item.fingerprint) {
-                lanes.admit(item);
-            } else {
-                turn.items.push_back(item);
-            }
-        }
-        let taken = turn.items.len();
-        if taken > 0 {
-            (turn.lane, turn.attempts, turn.released) = (NONE, 0, 0);
-            (self.len, self.current) = (1, 0);
-            self.drained = inbox.is_empty().then_some(came);
-            lanes.begin_stream(&turn.items);
-        }
-        taken > 0
-    }
-
-    /// Claims lanes until the hand holds so many, or so many messages. The answer is whether there was any.
-    pub(crate) fn fill(&mut self, lanes: &mut Lanes<K, M>, wants: &Wants<K>, now: u64) -> bool {
-        let mut messages = 0;
-        while self.len < wants.lanes && messages < wants.messages {
-            if self.turns.len() == self.len {
-                self.turns.push(Turn::new());
-            }
-            let turn = &mut self.turns[self.len];
-            if !lanes.claim(now, wants.turn, wants.worker, turn, wants.holder) {
-                break;
-            }
-            turn.released = 0;
-            messages += turn.items.len();
-            self.len += 1;
-        }
-        self.len > 0
-    }
-}
-
-/// Who asks for turns, and how much it wants.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Wants<K> {
-    pub(crate) worker: u32,
-    /// When it last looked at the clock.
-    pub(crate) now: u64,
-    /// At most this many messages in a turn,
-    pub(crate) turn: usize,
-    /// this many lanes at once,
-    pub(crate) lanes: usize,
-    /// and this many messages in all of them.
-    pub(crate) messages: usize,
-    /// Whether it would take a stream.
-    pub(crate) stream: bool,
-    /// Whether turns are expected to be slow.
-    pub(crate) slow: bool,
-    /// Makes the copy of the key that `explain` shows where turns are slow, and by which a lane in flight is placed again.
-    pub(crate) holder: Option<fn(&K) -> K>,
-}
-
-/// How a turn ended.
-#[derive(Debug)]
-pub(crate) enum Ending {
-    /// What was handled is gone; what is left, if anything, was not started.
-    Handled,
-    /// The first that is left failed or has to wait.
-    Defer { until: u64, attempts: u32, note: Option<String> },
-    /// The first that is left is put aside; the lane goes on.
-    ParkMessage { note: Option<String> },
-    /// The lane stops in front of the first that is left.
-    ParkLane { attempts: u32, note: Option<String> },
-}
-
-/// A whole lane on its way to another dispatcher.
-#[derive(Debug)]
-pub(crate) struct Parcel<K, M> {
-    pub(crate) fingerprint: u64,
-    pub(crate) to: usize,
-    waiting: Vec<Item<K, M>>,
-    aside: Vec<Item<K, M>>,
-    state: State,
-    attempts: u32,
-    note: Option<String>,
-}
-
-impl<K, M> Parcel<K, M> {
-    /// How many messages it carries.
-    pub(crate) fn messages(&self) -> u64 {
-        (self.waiting.len() + self.aside.len()) as u64
     }
 }
 
@@ -705,170 +536,7 @@ impl<K, M> Lanes<K, M> {
         self.parked += 1;
     }
 
-    // ── what an operator does ──────────────────────────────────────────────────────────────────────────────────────
-
-    /// Parks a lane in front of its next message. False if there is no such lane.
-    pub(crate) fn park(&mut self, fingerprint: u64, note: &str, now: u64) -> bool {
-        let Some(&id) = self.table.get(&fingerprint) else { return false };
-        let lane = &mut self.lanes[id as usize];
-        lane.extra.get_or_insert_default().note = Some(note.to_owned());
-        match lane.state {
-            State::Running { .. } | State::Arriving => {
-                lane.extra.get_or_insert_default().park_after = true;
-                return true;
-            }
-            State::Parked { .. } => return true,
-            State::Deferred { .. } => self.deferred -= 1,
-            State::Ready => self.ready.remove(&mut self.lanes, id),
-            State::Aside => {}
-        }
-        self.park_now(id, now);
-        true
-    }
-
-    /// Lets a parked or deferred lane go on from its head, messages that were put aside first. False if there was nothing to resume.
-    pub(crate) fn resume(&mut self, fingerprint: u64) -> bool {
-        let Some(&id) = self.table.get(&fingerprint) else { return false };
-        let unparked =
-            self.lanes[id as usize].extra.as_mut().is_some_and(|e| std::mem::take(&mut e.park_after));
-        let returned = self.take_back_aside(id);
-        match self.lanes[id as usize].state {
-            State::Running { .. } | State::Arriving => return unparked || returned,
-            State::Ready => return returned,
-            State::Aside => {}
-            State::Parked { .. } => self.parked -= 1,
-            State::Deferred { .. } => self.deferred -= 1,
-        }
-        self.lanes[id as usize].attempts = 0;
-        self.rest(id);
-        true
-    }
-
-    /// Puts the messages that were parked alone back to the front of their lane, in their order.
-    fn take_back_aside(&mut self, id: u32) -> bool {
-        let lane = &mut self.lanes[id as usize];
-        let Some(extra) = &mut lane.extra else { return false };
-        let mut items = Vec::with_capacity(extra.aside.len() as usize);
-        while let Some(item) = self.waiting.pop_front(&mut extra.aside) {
-            items.push(item);
-        }
-        self.aside -= items.len();
-        let any = !items.is_empty();
-        while let Some(item) = items.pop() {
-            self.waiting.push_front(&mut lane.waiting, id, item, false);
-            lane.urgent_left += u32::from(lane.urgent_left > 0);
-        }
-        any
-    }
-
-    /// Takes the head of a lane out, unless it is in flight. A lane that stood in front of it stays as it was.
-    pub(crate) fn skip_head(&mut self, fingerprint: u64) -> Option<Item<K, M>> {
-        let &id = self.table.get(&fingerprint)?;
-        let lane = &mut self.lanes[id as usize];
-        if matches!(lane.state, State::Running { .. } | State::Arriving) {
-            return None;
-        }
-        if lane.waiting.is_empty() {
-            let item = self.waiting.pop_front(&mut lane.extra.as_mut()?.aside)?;
-            self.aside -= 1;
-            self.leave_if_empty(id);
-            return Some(item);
-        }
-        let item = self.waiting.pop_front(&mut lane.waiting)?;
-        lane.attempts = 0;
-        lane.urgent_left = lane.urgent_left.saturating_sub(1);
-        if let State::Deferred { .. } = lane.state {
-            // The one that had failed is gone; the next has no reason to wait.
-            self.deferred -= 1;
-            self.rest(id);
-        } else {
-            self.leave_if_empty(id);
-        }
-        Some(item)
-    }
-
-    /// Takes all messages of a lane out, oldest first, unless one is in flight.
-    pub(crate) fn withdraw(&mut self, fingerprint: u64) -> Option<Vec<Item<K, M>>> {
-        if self.streaming > 0 && self.stream_keys.contains(&fingerprint) {
-            return None;
-        }
-        let Some(&id) = self.table.get(&fingerprint) else { return Some(Vec::new()) };
-        if matches!(self.lanes[id as usize].state, State::Running { .. } | State::Arriving) {
-            return None;
-        }
-        let aside = self.lanes[id as usize].extra.as_ref().map_or(0, |extra| extra.aside.len());
-        let all = (self.lanes[id as usize].waiting.len() + aside) as usize;
-        if self.take_back_aside(id) && self.lanes[id as usize].state == State::Aside {
-            self.make_ready(id);
-        }
-        let items: Vec<_> = (0..all).filter_map(|_| self.skip_head(fingerprint)).collect();
-        debug_assert_eq!(items.len(), all, "nothing stays behind");
-        Some(items)
-    }
-
-    /// A lane that has lost a message and may have none left: out of the ready list, and gone if nothing is aside.
-    fn leave_if_empty(&mut self, id: u32) {
-        let lane = &self.lanes[id as usize];
-        if !lane.waiting.is_empty() {
-            return;
-        }
-        let aside = lane.extra.as_ref().is_some_and(|extra| !extra.aside.is_empty());
-        match lane.state {
-            State::Running { .. } | State::Arriving => return,
-            State::Parked { .. } if aside => return,
-            State::Parked { .. } => self.parked -= 1,
-            State::Ready => self.ready.remove(&mut self.lanes, id),
-            State::Aside => {}
-            State::Deferred { .. } => unreachable!("a deferred lane has the head that it waits for"),
-        }
-        self.rest(id);
-    }
-
-    /// Takes the event that has waited longest out of its lane, wherever it stands.
-    pub(crate) fn evict_oldest(&mut self) -> Option<(u64, Item<K, M>)> {
-        let (id, node) = self.waiting.oldest()?;
-        let lane = &mut self.lanes[id as usize];
-        let item = self.waiting.unlink(&mut lane.waiting, node);
-        let fingerprint = lane.fingerprint;
-        lane.urgent_left = lane.urgent_left.saturating_sub(1);
-        self.leave_if_empty(id);
-        Some((fingerprint, item))
-    }
-
-    /// Takes the event of one lane that has waited longest.
-    pub(crate) fn evict_oldest_of(&mut self, fingerprint: u64) -> Option<Item<K, M>> {
-        let &id = self.table.get(&fingerprint)?;
-        let lane = &mut self.lanes[id as usize];
-        let node = self.waiting.oldest_in(&lane.waiting)?;
-        let item = self.waiting.unlink(&mut lane.waiting, node);
-        lane.urgent_left = lane.urgent_left.saturating_sub(1);
-        self.leave_if_empty(id);
-        Some(item)
-    }
-
-    // ── moving to another dispatcher ───────────────────────────────────────────────────────────────────────────────
-
-    /// Takes every lane out whose home is elsewhere. Of a lane in flight only what waits is taken, and the rest follows
-    /// when its turn has settled; its parcel says `Arriving`.
-    pub(crate) fn move_out(
-        &mut self,
-        here: usize,
-        home: &mut dyn FnMut(u64, Option<&K>) -> usize,
-    ) -> Vec<Parcel<K, M>> {
-        let ids: Vec<u32> = self.table.values().copied().collect();
-        let mut parcels = Vec::new();
-        for id in ids {
-            let to = home(self.lanes[id as usize].fingerprint, self.key(id));
-            if to == here {
-                continue;
-            }
-            parcels.push(match self.lanes[id as usize].state {
-                State::Running { .. } => self.split_off(id, to),
-                _ => self.take_out(id, to),
-            });
-        }
-        parcels
-    }
+    // ── looking ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// The key of a lane, from a message of it that is here, or from the copy of it that was made when it was claimed.
     fn key(&self, id: u32) -> Option<&K> {
@@ -881,120 +549,6 @@ impl<K, M> Lanes<K, M> {
             .map(|item| &item.message.key)
             .or_else(|| extra.and_then(|extra| extra.holder.as_ref()))
     }
-
-    /// The waiting part of a lane in flight. The turn's leftover will follow as a parcel of its own.
-    fn split_off(&mut self, id: u32, to: usize) -> Parcel<K, M> {
-        let lane = &mut self.lanes[id as usize];
-        let extra = lane.extra.get_or_insert_default();
-        extra.handover = Some(to);
-        let mut aside = Vec::with_capacity(extra.aside.len() as usize);
-        while let Some(item) = self.waiting.pop_front(&mut extra.aside) {
-            aside.push(item);
-        }
-        self.aside -= aside.len();
-        let mut waiting = Vec::with_capacity(lane.waiting.len() as usize);
-        while let Some(item) = self.waiting.pop_front(&mut lane.waiting) {
-            waiting.push(item);
-        }
-        let state = State::Arriving;
-        Parcel { fingerprint: lane.fingerprint, to, waiting, aside, state, attempts: 0, note: None }
-    }
-
-    /// A whole lane that is not in flight.
-    fn take_out(&mut self, id: u32, to: usize) -> Parcel<K, M> {
-        let state = self.lanes[id as usize].state;
-        match state {
-            State::Ready => self.ready.remove(&mut self.lanes, id),
-            State::Deferred { .. } => self.deferred -= 1,
-            State::Parked { .. } => self.parked -= 1,
-            State::Arriving => self.arriving -= 1,
-            State::Aside => {}
-            State::Running { .. } => unreachable!("a lane in flight is split"),
-        }
-        self.pack(id, to, state)
-    }
-
-    /// A lane whose turn has just settled, and which was told to move.
-    fn hand_over(&mut self, id: u32, to: usize, ending: Ending, now: u64) -> Parcel<K, M> {
-        let lane = &mut self.lanes[id as usize];
-        let (state, attempts, note) = match ending {
-            Ending::Handled => (State::Ready, lane.attempts, None),
-            Ending::Defer { until, attempts, note } => (State::Deferred { until, stamp: 0 }, attempts, note),
-            Ending::ParkMessage { note } => (State::Ready, 0, note),
-            Ending::ParkLane { attempts, note } => (State::Parked { since: now }, attempts, note),
-        };
-        lane.attempts = attempts;
-        if note.is_some() {
-            lane.extra.get_or_insert_default().note = note;
-        }
-        let asked_to_park = lane.extra.as_ref().is_some_and(|extra| extra.park_after);
-        self.pack(id, to, if asked_to_park { State::Parked { since: now } } else { state })
-    }
-
-    /// Takes a lane that is in no list out of the table with all that it has.
-    fn pack(&mut self, id: u32, to: usize, state: State) -> Parcel<K, M> {
-        let lane = &mut self.lanes[id as usize];
-        let (fingerprint, attempts) = (lane.fingerprint, lane.attempts);
-        let mut extra = lane.extra.take().unwrap_or_default();
-        let mut waiting = Vec::with_capacity(lane.waiting.len() as usize);
-        while let Some(item) = self.waiting.pop_front(&mut lane.waiting) {
-            waiting.push(item);
-        }
-        let mut aside = Vec::with_capacity(extra.aside.len() as usize);
-        while let Some(item) = self.waiting.pop_front(&mut extra.aside) {
-            aside.push(item);
-        }
-        self.aside -= aside.len();
-        self.remove(id);
-        Parcel { fingerprint, to, waiting, aside, state, attempts, note: extra.note }
-    }
-
-    /// Whether lanes that were moved here still wait for the end of their turn elsewhere.
-    pub(crate) fn arriving(&self) -> usize {
-        self.arriving
-    }
-
-    /// Takes in a lane, or the part of it that was still missing, in front of what has come for it here in the meantime.
-    pub(crate) fn arrive(&mut self, parcel: Parcel<K, M>, now: u64) {
-        let Parcel { fingerprint, waiting, aside, state, attempts, note, .. } = parcel;
-        let known = self.table.get(&fingerprint).copied();
-        let awaited = known.is_some_and(|id| self.lanes[id as usize].state == State::Arriving);
-        let id = known.unwrap_or_else(|| self.create(fingerprint, State::Arriving, 2));
-        if !awaited {
-            self.arriving += 1;
-            self.lanes[id as usize].state = State::Arriving;
-        }
-        for item in aside {
-            let extra = self.lanes[id as usize].extra.get_or_insert_default();
-            self.waiting.push_back(&mut extra.aside, id, item, false);
-            self.aside += 1;
-        }
-        // Only a head that has been tried was started; the others can still make room.
-        let tried = usize::from(attempts > 0 || matches!(state, State::Deferred { .. }));
-        for (place, item) in waiting.into_iter().enumerate().rev() {
-            let evictable = place >= tried && !item.message.kind.is_control();
-            self.waiting.push_front(&mut self.lanes[id as usize].waiting, id, item, evictable);
-        }
-        if state == State::Arriving {
-            return;
-        }
-        self.arriving -= 1;
-        let lane = &mut self.lanes[id as usize];
-        lane.attempts = attempts;
-        let asked_to_park = lane.extra.as_mut().is_some_and(|extra| std::mem::take(&mut extra.park_after));
-        if note.is_some() {
-            lane.extra.get_or_insert_default().note = note;
-        }
-        match state {
-            State::Parked { since } => self.rest_or_park(id, true, since),
-            State::Deferred { until, .. } if !asked_to_park => {
-                self.defer(id, until);
-            }
-            _ => self.rest_or_park(id, asked_to_park, now),
-        }
-    }
-
-    // ── looking ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// Whether a worker would find something to do now.
     pub(crate) fn has_ready(&self) -> bool {

@@ -1,0 +1,83 @@
+//! A dispatcher while the topology changes: both of its locks are held, everything is admitted, and lanes move out and in.
+//!
+//! `change.rs` of the engine decides which lanes go where. The epoch in ingress tells a submitter that chose by the old topology to choose again.
+
+use std::sync::atomic::Ordering;
+
+use super::{Dispatcher, Inner, admit_everything};
+use crate::{
+    admission::Ingress,
+    clock::Clock,
+    lane::Parcel,
+    sync::{MutexGuard, lock},
+};
+
+impl<K, M> Dispatcher<K, M> {
+    /// Takes both locks for a change of the topology, with everything admitted.
+    pub(crate) fn lock_for_change(&self) -> Locked<'_, K, M> {
+        let mut inner = lock(&self.inner);
+        let mut ingress = self.ingress();
+        admit_everything(&mut inner, &mut ingress, self.hints());
+        Locked { dispatcher: self, inner, ingress }
+    }
+
+    /// Takes in a lane whose turn has ended at the dispatcher that it comes from.
+    pub(crate) fn receive(&self, parcel: Parcel<K, M>, clock: &Clock) {
+        let mut locked = self.lock_for_change();
+        locked.receive(parcel, clock);
+        let sleeper = locked.ingress.sleepers.pop();
+        drop(locked);
+        if let Some(sleeper) = sleeper {
+            sleeper.wake();
+        }
+    }
+
+    pub(crate) fn arriving(&self) -> usize {
+        lock(&self.inner).lanes.arriving()
+    }
+}
+
+/// A dispatcher with both of its locks held.
+pub(crate) struct Locked<'a, K, M> {
+    dispatcher: &'a Dispatcher<K, M>,
+    inner: MutexGuard<'a, Inner<K, M>>,
+    ingress: MutexGuard<'a, Ingress<K, M>>,
+}
+
+impl<K, M> Locked<'_, K, M> {
+    /// Puts the dispatcher under the new topology and takes out the lanes that live elsewhere now.
+    pub(crate) fn move_out(
+        &mut self,
+        epoch: u64,
+        here: usize,
+        home: &mut dyn FnMut(u64, Option<&K>) -> usize,
+    ) -> Vec<Parcel<K, M>> {
+        self.ingress.epoch = epoch;
+        let parcels = self.inner.lanes.move_out(here, home);
+        self.ingress.accepted -= parcels.iter().map(Parcel::messages).sum::<u64>();
+        self.note_accepted();
+        parcels
+    }
+
+    pub(crate) fn receive(&mut self, parcel: Parcel<K, M>, clock: &Clock) {
+        self.ingress.accepted += parcel.messages();
+        self.dispatcher.moved_in.fetch_add(parcel.messages() as usize, Ordering::Relaxed);
+        self.note_accepted();
+        self.inner.lanes.arrive(parcel, clock.now());
+    }
+
+    /// Messages that are here.
+    pub(crate) fn outstanding(&self) -> u64 {
+        self.ingress.accepted - self.inner.released
+    }
+
+    /// No submission will come here any more; those that still try have to place their message again.
+    pub(crate) fn retire(&mut self) {
+        self.ingress.epoch = u64::MAX;
+    }
+
+    fn note_accepted(&mut self) {
+        self.ingress.released_seen = self.inner.released.min(self.ingress.accepted);
+        self.dispatcher.note_accepted(&self.ingress);
+    }
+}

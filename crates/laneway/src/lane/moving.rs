@@ -1,0 +1,162 @@
+//! Lanes that move to another dispatcher, because the topology has changed.
+//!
+//! `change.rs` takes the lanes whose home is elsewhere out of one dispatcher and brings them into another, with all that they have and the state that they are
+//! in. A lane in flight comes in two parts: what waits, at once, and what its turn leaves over, once that has settled.
+
+use super::{Ending, Lanes, State};
+use crate::message::Item;
+
+/// A whole lane on its way to another dispatcher.
+#[derive(Debug)]
+pub(crate) struct Parcel<K, M> {
+    pub(crate) fingerprint: u64,
+    pub(crate) to: usize,
+    waiting: Vec<Item<K, M>>,
+    aside: Vec<Item<K, M>>,
+    state: State,
+    attempts: u32,
+    note: Option<String>,
+}
+
+impl<K, M> Parcel<K, M> {
+    /// How many messages it carries.
+    pub(crate) fn messages(&self) -> u64 {
+        (self.waiting.len() + self.aside.len()) as u64
+    }
+}
+
+impl<K, M> Lanes<K, M> {
+    /// Takes every lane out whose home is elsewhere. Of a lane in flight only what waits is taken, and the rest follows
+    /// when its turn has settled; its parcel says `Arriving`.
+    pub(crate) fn move_out(
+        &mut self,
+        here: usize,
+        home: &mut dyn FnMut(u64, Option<&K>) -> usize,
+    ) -> Vec<Parcel<K, M>> {
+        let ids: Vec<u32> = self.table.values().copied().collect();
+        let mut parcels = Vec::new();
+        for id in ids {
+            let to = home(self.lanes[id as usize].fingerprint, self.key(id));
+            if to == here {
+                continue;
+            }
+            parcels.push(match self.lanes[id as usize].state {
+                State::Running { .. } => self.split_off(id, to),
+                _ => self.take_out(id, to),
+            });
+        }
+        parcels
+    }
+
+    /// The waiting part of a lane in flight. The turn's leftover will follow as a parcel of its own.
+    fn split_off(&mut self, id: u32, to: usize) -> Parcel<K, M> {
+        let lane = &mut self.lanes[id as usize];
+        let extra = lane.extra.get_or_insert_default();
+        extra.handover = Some(to);
+        let mut aside = Vec::with_capacity(extra.aside.len() as usize);
+        while let Some(item) = self.waiting.pop_front(&mut extra.aside) {
+            aside.push(item);
+        }
+        self.aside -= aside.len();
+        let mut waiting = Vec::with_capacity(lane.waiting.len() as usize);
+        while let Some(item) = self.waiting.pop_front(&mut lane.waiting) {
+            waiting.push(item);
+        }
+        let state = State::Arriving;
+        Parcel { fingerprint: lane.fingerprint, to, waiting, aside, state, attempts: 0, note: None }
+    }
+
+    /// A whole lane that is not in flight.
+    fn take_out(&mut self, id: u32, to: usize) -> Parcel<K, M> {
+        let state = self.lanes[id as usize].state;
+        match state {
+            State::Ready => self.ready.remove(&mut self.lanes, id),
+            State::Deferred { .. } => self.deferred -= 1,
+            State::Parked { .. } => self.parked -= 1,
+            State::Arriving => self.arriving -= 1,
+            State::Aside => {}
+            State::Running { .. } => unreachable!("a lane in flight is split"),
+        }
+        self.pack(id, to, state)
+    }
+
+    /// A lane whose turn has just settled, and which was told to move.
+    pub(super) fn hand_over(&mut self, id: u32, to: usize, ending: Ending, now: u64) -> Parcel<K, M> {
+        let lane = &mut self.lanes[id as usize];
+        let (state, attempts, note) = match ending {
+            Ending::Handled => (State::Ready, lane.attempts, None),
+            Ending::Defer { until, attempts, note } => (State::Deferred { until, stamp: 0 }, attempts, note),
+            Ending::ParkMessage { note } => (State::Ready, 0, note),
+            Ending::ParkLane { attempts, note } => (State::Parked { since: now }, attempts, note),
+        };
+        lane.attempts = attempts;
+        if note.is_some() {
+            lane.extra.get_or_insert_default().note = note;
+        }
+        let asked_to_park = lane.extra.as_ref().is_some_and(|extra| extra.park_after);
+        self.pack(id, to, if asked_to_park { State::Parked { since: now } } else { state })
+    }
+
+    /// Takes a lane that is in no list out of the table with all that it has.
+    fn pack(&mut self, id: u32, to: usize, state: State) -> Parcel<K, M> {
+        let lane = &mut self.lanes[id as usize];
+        let (fingerprint, attempts) = (lane.fingerprint, lane.attempts);
+        let mut extra = lane.extra.take().unwrap_or_default();
+        let mut waiting = Vec::with_capacity(lane.waiting.len() as usize);
+        while let Some(item) = self.waiting.pop_front(&mut lane.waiting) {
+            waiting.push(item);
+        }
+        let mut aside = Vec::with_capacity(extra.aside.len() as usize);
+        while let Some(item) = self.waiting.pop_front(&mut extra.aside) {
+            aside.push(item);
+        }
+        self.aside -= aside.len();
+        self.remove(id);
+        Parcel { fingerprint, to, waiting, aside, state, attempts, note: extra.note }
+    }
+
+    /// Whether lanes that were moved here still wait for the end of their turn elsewhere.
+    pub(crate) fn arriving(&self) -> usize {
+        self.arriving
+    }
+
+    /// Takes in a lane, or the part of it that was still missing, in front of what has come for it here in the meantime.
+    pub(crate) fn arrive(&mut self, parcel: Parcel<K, M>, now: u64) {
+        let Parcel { fingerprint, waiting, aside, state, attempts, note, .. } = parcel;
+        let known = self.table.get(&fingerprint).copied();
+        let awaited = known.is_some_and(|id| self.lanes[id as usize].state == State::Arriving);
+        let id = known.unwrap_or_else(|| self.create(fingerprint, State::Arriving, 2));
+        if !awaited {
+            self.arriving += 1;
+            self.lanes[id as usize].state = State::Arriving;
+        }
+        for item in aside {
+            let extra = self.lanes[id as usize].extra.get_or_insert_default();
+            self.waiting.push_back(&mut extra.aside, id, item, false);
+            self.aside += 1;
+        }
+        // Only a head that has been tried was started; the others can still make room.
+        let tried = usize::from(attempts > 0 || matches!(state, State::Deferred { .. }));
+        for (place, item) in waiting.into_iter().enumerate().rev() {
+            let evictable = place >= tried && !item.message.kind.is_control();
+            self.waiting.push_front(&mut self.lanes[id as usize].waiting, id, item, evictable);
+        }
+        if state == State::Arriving {
+            return;
+        }
+        self.arriving -= 1;
+        let lane = &mut self.lanes[id as usize];
+        lane.attempts = attempts;
+        let asked_to_park = lane.extra.as_mut().is_some_and(|extra| std::mem::take(&mut extra.park_after));
+        if note.is_some() {
+            lane.extra.get_or_insert_default().note = note;
+        }
+        match state {
+            State::Parked { since } => self.rest_or_park(id, true, since),
+            State::Deferred { until, .. } if !asked_to_park => {
+                self.defer(id, until);
+            }
+            _ => self.rest_or_park(id, asked_to_park, now),
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! What happens to a lane from outside: an operator parks, resumes, skips or withdraws, and a full bound evicts the oldest.
+//!
+//! `dispatcher/` calls these under the lanes lock with everything admitted. None of them touches a turn in flight: what is asked of a running lane
+//! is done when its turn has settled.
+
+use super::{Lanes, State};
+use crate::message::Item;
+
+impl<K, M> Lanes<K, M> {
+    /// Parks a lane in front of its next message. False if there is no such lane.
+    pub(crate) fn park(&mut self, fingerprint: u64, note: &str, now: u64) -> bool {
+        let Some(&id) = self.table.get(&fingerprint) else { return false };
+        let lane = &mut self.lanes[id as usize];
+        lane.extra.get_or_insert_default().note = Some(note.to_owned());
+        match lane.state {
+            State::Running { .. } | State::Arriving => {
+                lane.extra.get_or_insert_default().park_after = true;
+                return true;
+            }
+            State::Parked { .. } => return true,
+            State::Deferred { .. } => self.deferred -= 1,
+            State::Ready => self.ready.remove(&mut self.lanes, id),
+            State::Aside => {}
+        }
+        self.park_now(id, now);
+        true
+    }
+
+    /// Lets a parked or deferred lane go on from its head, messages that were put aside first. False if there was nothing to resume.
+    pub(crate) fn resume(&mut self, fingerprint: u64) -> bool {
+        let Some(&id) = self.table.get(&fingerprint) else { return false };
+        let unparked =
+            self.lanes[id as usize].extra.as_mut().is_some_and(|e| std::mem::take(&mut e.park_after));
+        let returned = self.take_back_aside(id);
+        match self.lanes[id as usize].state {
+            State::Running { .. } | State::Arriving => return unparked || returned,
+            State::Ready => return returned,
+            State::Aside => {}
+            State::Parked { .. } => self.parked -= 1,
+            State::Deferred { .. } => self.deferred -= 1,
+        }
+        self.lanes[id as usize].attempts = 0;
+        self.rest(id);
+        true
+    }
+
+    /// Puts the messages that were parked alone back to the front of their lane, in their order.
+    pub(super) fn take_back_aside(&mut self, id: u32) -> bool {
+        let lane = &mut self.lanes[id as usize];
+        let Some(extra) = &mut lane.extra else { return false };
+        let mut items = Vec::with_capacity(extra.aside.len() as usize);
+        while let Some(item) = self.waiting.pop_front(&mut extra.aside) {
+            items.push(item);
+        }
+        self.aside -= items.len();
+        let any = !items.is_empty();
+        while let Some(item) = items.pop() {
+            self.waiting.push_front(&mut lane.waiting, id, item, false);
+            lane.urgent_left += u32::from(lane.urgent_left > 0);
+        }
+        any
+    }
+
+    /// Takes the head of a lane out, unless it is in flight. A lane that stood in front of it stays as it was.
+    pub(crate) fn skip_head(&mut self, fingerprint: u64) -> Option<Item<K, M>> {
+        let &id = self.table.get(&fingerprint)?;
+        let lane = &mut self.lanes[id as usize];
+        if matches!(lane.state, State::Running { .. } | State::Arriving) {
+            return None;
+        }
+        if lane.waiting.is_empty() {
+            let item = self.waiting.pop_front(&mut lane.extra.as_mut()?.aside)?;
+            self.aside -= 1;
+            self.leave_if_empty(id);
+            return Some(item);
+        }
+        let item = self.waiting.pop_front(&mut lane.waiting)?;
+        lane.attempts = 0;
+        lane.urgent_left = lane.urgent_left.saturating_sub(1);
+        if let State::Deferred { .. } = lane.state {
+            // The one that had failed is gone; the next has no reason to wait.
+            self.deferred -= 1;
+            self.rest(id);
+        } else {
+            self.leave_if_empty(id);
+        }
+        Some(item)
+    }
+
+    /// Takes all messages of a lane out, oldest first, unless one is in flight.
+    pub(crate) fn withdraw(&mut self, fingerprint: u64) -> Option<Vec<Item<K, M>>> {
+        if self.streaming > 0 && self.stream_keys.contains(&fingerprint) {
+            return None;
+        }
+        let Some(&id) = self.table.get(&fingerprint) else { return Some(Vec::new()) };
+        if matches!(self.lanes[id as usize].state, State::Running { .. } | State::Arriving) {
+            return None;
+        }
+        let aside = self.lanes[id as usize].extra.as_ref().map_or(0, |extra| extra.aside.len());
+        let all = (self.lanes[id as usize].waiting.len() + aside) as usize;
+        if self.take_back_aside(id) && self.lanes[id as usize].state == State::Aside {
+            self.make_ready(id);
+        }
+        let items: Vec<_> = (0..all).filter_map(|_| self.skip_head(fingerprint)).collect();
+        debug_assert_eq!(items.len(), all, "nothing stays behind");
+        Some(items)
+    }
+
+    /// A lane that has lost a message and may have none left: out of the ready list, and gone if nothing is aside.
+    fn leave_if_empty(&mut self, id: u32) {
+        let lane = &self.lanes[id as usize];
+        if !lane.waiting.is_empty() {
+            return;
+        }
+        let aside = lane.extra.as_ref().is_some_and(|extra| !extra.aside.is_empty());
+        match lane.state {
+            State::Running { .. } | State::Arriving => return,
+            State::Parked { .. } if aside => return,
+            State::Parked { .. } => self.parked -= 1,
+            State::Ready => self.ready.remove(&mut self.lanes, id),
+            State::Aside => {}
+            State::Deferred { .. } => unreachable!("a deferred lane has the head that it waits for"),
+        }
+        self.rest(id);
+    }
+
+    /// Takes the event that has waited longest out of its lane, wherever it stands.
+    pub(crate) fn evict_oldest(&mut self) -> Option<(u64, Item<K, M>)> {
+        let (id, node) = self.waiting.oldest()?;
+        let lane = &mut self.lanes[id as usize];
+        let item = self.waiting.unlink(&mut lane.waiting, node);
+        let fingerprint = lane.fingerprint;
+        lane.urgent_left = lane.urgent_left.saturating_sub(1);
+        self.leave_if_empty(id);
+        Some((fingerprint, item))
+    }
+
+    /// Takes the event of one lane that has waited longest.
+    pub(crate) fn evict_oldest_of(&mut self, fingerprint: u64) -> Option<Item<K, M>> {
+        let &id = self.table.get(&fingerprint)?;
+        let lane = &mut self.lanes[id as usize];
+        let node = self.waiting.oldest_in(&lane.waiting)?;
+        let item = self.waiting.unlink(&mut lane.waiting, node);
+        lane.urgent_left = lane.urgent_left.saturating_sub(1);
+        self.leave_if_empty(id);
+        Some(item)
+    }
+}
