@@ -1,17 +1,15 @@
 //! `bench router --source KIND`: from a real broker through the router, beside a plain consumer of the same client that only acknowledges.
 //!
-//! Every run drains queues that were filled for it. Its server is its own where that starts at once; one that takes seconds to start serves all runs ([`Host`]), and is filled by
-//! another process, so that what a run needs of memory is its own. The router's target is a function that checks the order of each group and is done: what is measured is reading,
-//! routing and settling, from the first subscription until the broker has heard of every message and the connections are closed, which is what the plain consumer's time is
-//! compared with. Both are connected before the clock starts. A kind of broker takes part with a [`Fixture`].
+//! One server serves all runs ([`Host`]). Every run drains queues of its own, which another process has filled, so that what a run needs of memory is its own; a [`Place`] says where they
+//! are. The router's target is a function that checks the order of each group and is done: what is measured is reading, routing and settling, from the first subscription until the broker has heard of
+//! every message and the connections are closed, which is what the plain consumer's time is compared with. Both are connected before the clock starts. A [`Kind`] of broker takes part with a
+//! server and a [`Fixture`].
 
-use std::any::Any;
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use futures_util::future::{BoxFuture, join_all, try_join_all};
 use laneway_router::mediator::{Call, Mediator, Verdict};
 use laneway_router::pool::PoolSettings;
@@ -28,30 +26,58 @@ use crate::drive::Outcome;
 /// The workloads with a source: their names, and how many queues each has, with a pool for each.
 pub(super) const WORKLOADS: [(&str, usize); 3] = [("1-queue", 1), ("8-queues", 8), ("100-queues", 100)];
 
-/// Who takes part.
-pub(super) const CONTENDERS: [&str; 2] = ["laneway", "plain"];
+/// Who takes part: the router, and a plain consumer that reads the queues as the router does.
+pub(super) const CONTENDERS: &[&str] = &["laneway", "plain"];
 
 /// Who fills the queues of a server that serves all runs.
 pub(super) const FILLER: &str = "filler";
 
-/// The kinds that are in this program.
-pub(super) const KINDS: &[&str] = &[
+/// A kind of broker.
+pub(super) struct Kind {
+    pub(super) name: &'static str,
+    /// Who takes part.
+    pub(super) contenders: &'static [&'static str],
+    /// Starts a server of it.
+    pub(super) start: fn() -> Result<Box<dyn Host>>,
+    /// What a run needs to know of it.
+    pub(super) fixture: fn(Place) -> Box<dyn Fixture>,
+}
+
+/// Those that are in this program.
+const KINDS: &[Kind] = &[
     #[cfg(feature = "nats")]
-    "nats",
+    super::nats::KIND,
     #[cfg(feature = "rabbitmq")]
-    "rabbitmq",
+    super::rabbitmq::KIND,
     #[cfg(feature = "postgres")]
-    "postgres",
+    super::postgres::KIND,
+    #[cfg(feature = "sqs")]
+    super::sqs::KIND,
+    #[cfg(feature = "activemq")]
+    super::activemq::KIND,
+    #[cfg(feature = "kafka")]
+    super::kafka::KIND,
 ];
 
-/// Messages, unless somebody says otherwise.
-const MESSAGES: u64 = 100_000;
+impl Kind {
+    /// The kind of this name.
+    pub(super) fn find(name: &str) -> Result<&'static Kind> {
+        let known = || KINDS.iter().map(|kind| kind.name).collect::<Vec<_>>().join(", ");
+        let found = KINDS.iter().find(|kind| kind.name == name);
+        found.with_context(|| format!("no source {name:?} in this program: there are {}", known()))
+    }
+}
 
 /// Groups of all queues together.
 const GROUPS: usize = 10_000;
 
 /// What a kind of broker brings.
 pub(super) trait Fixture {
+    /// How many messages there are, unless somebody says otherwise: enough for a second or more.
+    fn messages(&self) -> u64 {
+        100_000
+    }
+
     /// The settings of one of so many queues.
     fn broker(&self, queue: usize, queues: usize) -> Arc<dyn Broker>;
 
@@ -61,66 +87,76 @@ pub(super) trait Fixture {
     }
 
     /// Connects the plain client. What it gives reads so many messages of a queue, as a user would who needs no order, and acknowledges each.
-    fn connect(&self, queue: usize, queues: usize, count: u64) -> BoxFuture<'_, Result<Consuming<'_>>>;
+    fn connect(
+        &self,
+        contender: &str,
+        queue: usize,
+        queues: usize,
+        count: u64,
+    ) -> BoxFuture<'_, Result<Consuming<'_>>>;
 }
 
 /// A plain consumer at work.
 pub(super) type Consuming<'a> = BoxFuture<'a, Result<()>>;
 
-/// A server that serves all runs. It ends with it.
-#[cfg_attr(not(feature = "rabbitmq"), allow(dead_code, reason = "all other servers are their runs' own"))]
-pub(super) struct Host {
+/// A server that serves all runs. It ends when it is dropped.
+pub(super) trait Host {
     /// Where it is.
+    fn address(&self) -> String;
+
+    /// Makes the queues of a run, where neither source nor sink does.
+    fn make_queues(&self, _place: &Place, _queues: usize) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// One that needs no more than to run.
+pub(super) struct Running<S> {
     pub(super) address: String,
-    _server: Box<dyn Any>,
+    pub(super) _server: S,
 }
 
-impl Host {
-    /// Starts a server of this kind, if it is one that serves all runs.
-    pub(super) fn start(kind: &str) -> Result<Option<Host>> {
-        match kind {
-            #[cfg(feature = "rabbitmq")]
-            "rabbitmq" => {
-                let server = laneway_servers::rabbitmq::start()?;
-                let address = laneway_servers::rabbitmq::url(&server);
-                Ok(Some(Host { address, _server: Box::new(server) }))
-            }
-            _ => Ok(None),
-        }
+impl<S> Host for Running<S> {
+    fn address(&self) -> String {
+        self.address.clone()
     }
 }
 
-#[cfg_attr(
-    not(feature = "rabbitmq"),
-    allow(unused_variables, reason = "all other servers are their runs' own")
-)]
-fn fixture(kind: &str, address: String) -> Result<Box<dyn Fixture>> {
-    match kind {
-        #[cfg(feature = "nats")]
-        "nats" => Ok(Box::new(super::nats::Nats::start()?)),
-        #[cfg(feature = "rabbitmq")]
-        "rabbitmq" => Ok(Box::new(super::rabbitmq::Rabbit::new(address))),
-        #[cfg(feature = "postgres")]
-        "postgres" => Ok(Box::new(super::postgres::Postgres::start()?)),
-        other => bail!("no source {other:?} in this program: there are {}", KINDS.join(", ")),
+/// Where a run finds its queues: at this server, under names that no other run has.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+pub(super) struct Place {
+    pub(super) address: String,
+    pub(super) run: u32,
+}
+
+impl Place {
+    /// A name of this run's own, of letters that every broker takes.
+    pub(super) fn name(&self, what: &str) -> String {
+        format!("run_{}_{what}", self.run)
     }
+
+    /// That of a queue.
+    pub(super) fn queue(&self, queue: usize) -> String {
+        self.name(&format!("queue_{queue}"))
+    }
+}
+
+/// How many queues a workload has.
+pub(super) fn queues(workload: &str) -> Result<usize> {
+    let known = WORKLOADS.iter().find(|(name, _)| *name == workload);
+    Ok(known.context("unknown workload")?.1)
 }
 
 pub(super) async fn run(spec: &Spec, kind: &str) -> Result<Outcome> {
-    let known = WORKLOADS.iter().find(|(name, _)| *name == spec.workload);
-    let queues = known.context("unknown workload")?.1;
-    let fixture = fixture(kind, spec.address.clone().unwrap_or_default())?;
-    let messages = spec.messages.unwrap_or(MESSAGES);
-    if spec.address.is_none() || spec.contender == FILLER {
-        fill(&*fixture, queues, messages).await?;
-    }
+    let queues = queues(&spec.workload)?;
+    let fixture = (Kind::find(kind)?.fixture)(spec.place.clone().context("no server")?);
+    let messages = spec.messages.unwrap_or(fixture.messages());
     let mut counts = vec![0; queues];
     outgoings(queues, messages).for_each(|(queue, _)| counts[queue] += 1);
     match spec.contender.as_str() {
-        FILLER => Ok(Outcome::default()),
+        FILLER => fill(&*fixture, queues, messages).await.map(|()| Outcome::default()),
         "laneway" => route(&*fixture, queues, spec.pool, &counts).await,
-        "plain" => consume(&*fixture, queues, &counts).await,
-        other => bail!("unknown contender {other:?}"),
+        contender => consume(&*fixture, contender, queues, &counts).await,
     }
 }
 
@@ -172,9 +208,10 @@ fn outgoing(number: u64, group: usize, queue: usize, position: u64) -> Outgoing 
     }
 }
 
-/// A target that is done at once, and has seen the order of every group.
+/// A target that is done at once, and has seen the order of every group. It does as little as that takes: its time is the router's.
 struct Checker {
-    last: Mutex<HashMap<String, u64>>,
+    /// The last position of each group.
+    last: Vec<AtomicU64>,
     violations: Mutex<Vec<String>>,
     handled: AtomicU64,
     all: u64,
@@ -183,22 +220,38 @@ struct Checker {
 
 #[derive(serde::Deserialize)]
 struct Payload {
+    group: usize,
     position: u64,
+}
+
+impl Checker {
+    fn new(all: u64) -> Self {
+        Checker {
+            last: (0..GROUPS).map(|_| AtomicU64::new(0)).collect(),
+            violations: Mutex::default(),
+            handled: AtomicU64::new(0),
+            all,
+            finished: Notify::new(),
+        }
+    }
+
+    /// What is wrong with a message, if anything is.
+    fn check(&self, call: &Call<'_>) -> Option<String> {
+        let payload =
+            call.message.payload.as_ref().and_then(|payload| serde_json::from_str(payload.get()).ok());
+        let Some(Payload { group, position }) = payload.filter(|payload: &Payload| payload.group < GROUPS)
+        else {
+            return Some(format!("{}: not what was published", call.message.id));
+        };
+        let last = self.last[group].swap(position, Relaxed);
+        (position != last + 1).then(|| format!("{}: {position} after {last}", call.key))
+    }
 }
 
 impl Mediator for Checker {
     fn mediate<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Verdict> {
-        let payload =
-            call.message.payload.as_ref().and_then(|payload| serde_json::from_str(payload.get()).ok());
-        let position = payload.map_or(0, |payload: Payload| payload.position);
-        {
-            let mut last = self.last.lock().expect("nothing panics under it");
-            let last = last.entry(call.key.to_owned()).or_default();
-            if position != *last + 1 {
-                let what = format!("{}: {position} after {last}", call.key);
-                self.violations.lock().expect("nothing panics under it").push(what);
-            }
-            *last = position;
+        if let Some(violation) = self.check(&call) {
+            self.violations.lock().expect("nothing panics under it").push(violation);
         }
         if self.handled.fetch_add(1, Relaxed) + 1 == self.all {
             self.finished.notify_one();
@@ -209,13 +262,7 @@ impl Mediator for Checker {
 
 async fn route(fixture: &dyn Fixture, queues: usize, pool: usize, counts: &[u64]) -> Result<Outcome> {
     let all = counts.iter().sum();
-    let checker = Arc::new(Checker {
-        last: Mutex::default(),
-        violations: Mutex::default(),
-        handled: AtomicU64::new(0),
-        all,
-        finished: Notify::new(),
-    });
+    let checker = Arc::new(Checker::new(all));
     let shared = Arc::clone(&checker);
     let make: MakeMediator = Arc::new(move |_| Arc::clone(&shared) as Arc<dyn Mediator>);
     let concurrency = if queues == 1 { pool } else { pool.min(64) };
@@ -244,9 +291,10 @@ async fn route(fixture: &dyn Fixture, queues: usize, pool: usize, counts: &[u64]
     Ok(outcome)
 }
 
-async fn consume(fixture: &dyn Fixture, queues: usize, counts: &[u64]) -> Result<Outcome> {
+async fn consume(fixture: &dyn Fixture, contender: &str, queues: usize, counts: &[u64]) -> Result<Outcome> {
     let mut outcome = Outcome::default();
-    let connecting = counts.iter().enumerate().map(|(queue, count)| fixture.connect(queue, queues, *count));
+    let connecting =
+        counts.iter().enumerate().map(|(queue, count)| fixture.connect(contender, queue, queues, *count));
     let consuming = try_join_all(connecting).await?;
     let clock = Clock::start();
     try_join_all(consuming).await?;

@@ -8,12 +8,19 @@ mod run;
 
 #[cfg(feature = "brokers")]
 mod brokers;
+
+#[cfg(feature = "activemq")]
+mod activemq;
+#[cfg(feature = "kafka")]
+mod kafka;
 #[cfg(feature = "nats")]
 mod nats;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "rabbitmq")]
 mod rabbitmq;
+#[cfg(feature = "sqs")]
+mod sqs;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -89,7 +96,7 @@ pub struct RouterArgs {
     /// Slots of the pool in `deliver` and `latency`
     #[arg(long, default_value_t = 256, value_name = "N")]
     pub pool: usize,
-    /// From a broker that is started for it, beside a plain consumer of the same client; the workloads are then 1-queue, 8-queues, 100-queues
+    /// From a broker that is started for it (nats, rabbitmq, postgres, sqs, activemq, kafka; as far as this program has them), beside a plain consumer of the same client; the workloads are then 1-queue, 8-queues, 100-queues
     #[arg(long, value_name = "KIND")]
     pub source: Option<String>,
     /// Write every value to this file, one JSON object per line
@@ -113,8 +120,9 @@ pub(crate) struct Spec {
     pub(crate) seconds: f64,
     pub(crate) pool: usize,
     pub(crate) source: Option<String>,
-    /// Where the server is, if it is there already.
-    pub(crate) address: Option<String>,
+    /// Where its queues are, with a source.
+    #[cfg(feature = "brokers")]
+    place: Option<brokers::Place>,
 }
 
 impl Spec {
@@ -205,12 +213,8 @@ impl RouterArgs {
         };
         #[cfg(feature = "brokers")]
         {
-            let known = brokers::KINDS.join(", ");
-            ensure!(
-                brokers::KINDS.contains(&kind.as_str()),
-                "no source {kind:?} in this program: there are {known}"
-            );
-            Ok(brokers::WORKLOADS.map(|(name, _)| (name, &brokers::CONTENDERS[..])).to_vec())
+            let contenders = brokers::Kind::find(kind)?.contenders;
+            Ok(brokers::WORKLOADS.map(|(name, _)| (name, contenders)).to_vec())
         }
         #[cfg(not(feature = "brokers"))]
         bail!("no source {kind:?} in this program: build it with `--features {kind}`")
@@ -225,7 +229,8 @@ impl RouterArgs {
             seconds: self.seconds,
             pool: self.pool,
             source: self.source.clone(),
-            address: None,
+            #[cfg(feature = "brokers")]
+            place: None,
         }
     }
 }
@@ -257,11 +262,14 @@ fn measure(args: &RouterArgs, runs: &[Spec]) -> Report {
     report
 }
 
-/// The server that the runs share, if there is one.
+/// The server that the runs share, if they have a source.
 #[derive(Default)]
 struct Server {
     #[cfg(feature = "brokers")]
-    host: Option<brokers::Host>,
+    host: Option<Box<dyn brokers::Host>>,
+    /// So many runs it has had.
+    #[cfg(feature = "brokers")]
+    runs: u32,
 }
 
 impl Server {
@@ -270,16 +278,18 @@ impl Server {
         child::start(CHILD, spec)
     }
 
-    /// Fills its queues and lets a child drain them. After one that has failed, a new one is started: there may be something left.
+    /// Fills queues for a child and lets it drain them. After one that has failed a new server is started: there may be something left that keeps it busy.
     #[cfg(feature = "brokers")]
     fn run(&mut self, spec: &Spec) -> Result<Outcome> {
-        if self.host.is_none()
-            && let Some(kind) = &spec.source
-        {
-            self.host = brokers::Host::start(kind)?;
-        }
-        let Some(host) = self.host.take() else { return child::start(CHILD, spec) };
-        let spec = Spec { address: Some(host.address.clone()), ..spec.clone() };
+        let Some(kind) = &spec.source else { return child::start(CHILD, spec) };
+        let host = match self.host.take() {
+            Some(host) => host,
+            None => (brokers::Kind::find(kind)?.start)()?,
+        };
+        self.runs += 1;
+        let place = brokers::Place { address: host.address(), run: self.runs };
+        host.make_queues(&place, brokers::queues(&spec.workload)?)?;
+        let spec = Spec { place: Some(place), ..spec.clone() };
         child::start(CHILD, &Spec { contender: brokers::FILLER.into(), ..spec.clone() })?;
         let outcome = child::start(CHILD, &spec)?;
         self.host = Some(host);

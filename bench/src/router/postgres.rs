@@ -6,40 +6,45 @@ use anyhow::{Result, ensure};
 use futures_util::future::BoxFuture;
 use laneway_router::source::broker::Broker;
 use laneway_router::source::postgres::Settings;
-use laneway_servers::{Server, postgres};
+use laneway_servers::postgres;
 use sqlx::Row;
 use sqlx::postgres::PgPoolOptions;
 
-use super::brokers::{Consuming, Fixture};
+use super::brokers::{CONTENDERS, Consuming, Fixture, Kind, Place, Running};
 
 /// So many messages the plain consumer reads and deletes at once.
 const BATCH: i32 = 512;
 
-/// A server, and what its queues are like.
-pub(super) struct Postgres {
-    url: String,
-    _server: Server,
-}
-
-impl Postgres {
-    pub(super) fn start() -> Result<Self> {
+pub(super) const KIND: Kind = Kind {
+    name: "postgres",
+    contenders: CONTENDERS,
+    start: || {
         let server = postgres::start()?;
-        Ok(Postgres { url: postgres::url(&server), _server: server })
-    }
-}
+        Ok(Box::new(Running { address: postgres::url(&server), _server: server }))
+    },
+    fixture: |place| Box::new(Postgres(place)),
+};
+
+struct Postgres(Place);
 
 impl Fixture for Postgres {
     fn broker(&self, queue: usize, queues: usize) -> Arc<dyn Broker> {
         let connections = (16 / queues).clamp(1, 4) as u32;
-        Arc::new(Settings { connections, ..Settings::new(self.url.clone(), &format!("queue_{queue}")) })
+        Arc::new(Settings { connections, ..Settings::new(self.0.address.clone(), &self.0.queue(queue)) })
     }
 
     /// By pgmq's own functions, without groups: a batch is read, and the batch is deleted.
-    fn connect(&self, queue: usize, _queues: usize, count: u64) -> BoxFuture<'_, Result<Consuming<'_>>> {
+    fn connect(
+        &self,
+        _contender: &str,
+        queue: usize,
+        _queues: usize,
+        count: u64,
+    ) -> BoxFuture<'_, Result<Consuming<'_>>> {
         Box::pin(async move {
-            let pool = PgPoolOptions::new().max_connections(1).connect(&self.url).await?;
+            let pool = PgPoolOptions::new().max_connections(1).connect(&self.0.address).await?;
             let consuming = async move {
-                let name = format!("queue_{queue}");
+                let name = self.0.queue(queue);
                 let mut left = count;
                 while left > 0 {
                     let read = sqlx::query("SELECT msg_id, message::text FROM pgmq.read($1, 30, $2)");

@@ -8,28 +8,32 @@ use futures_util::future::BoxFuture;
 use laneway_router::source::broker::Broker;
 use laneway_router::source::rabbitmq::{GROUP_HEADER, Settings};
 use laneway_router::source::sink::Outgoing;
+use laneway_servers::rabbitmq;
 use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions};
 use lapin::types::FieldTable;
 use lapin::uri::AMQPUri;
 use lapin::{Connection, ConnectionProperties};
 
-use super::brokers::{Consuming, Fixture};
+use super::brokers::{CONTENDERS, Consuming, Fixture, Kind, Place, Running};
 
 /// So many messages the plain consumer acknowledges together, if as many have come.
 const BATCH: usize = 256;
 
-/// What the queues of a broker are like.
-pub(super) struct Rabbit {
-    url: String,
-}
+pub(super) const KIND: Kind = Kind {
+    name: "rabbitmq",
+    contenders: CONTENDERS,
+    start: || {
+        let server = rabbitmq::start()?;
+        Ok(Box::new(Running { address: rabbitmq::url(&server), _server: server }))
+    },
+    fixture: |place| Box::new(Rabbit(place)),
+};
+
+struct Rabbit(Place);
 
 impl Rabbit {
-    pub(super) fn new(url: String) -> Self {
-        Rabbit { url }
-    }
-
     fn settings(&self, queue: usize) -> Settings {
-        Settings::new(self.url.clone(), &format!("queue-{queue}"))
+        Settings::new(self.0.address.clone(), &self.0.queue(queue))
     }
 }
 
@@ -47,11 +51,17 @@ impl Fixture for Rabbit {
     }
 
     /// With the prefetch of the source. What has come is acknowledged at once, by its last message: nothing is faster with this client.
-    fn connect(&self, queue: usize, _queues: usize, count: u64) -> BoxFuture<'_, Result<Consuming<'_>>> {
+    fn connect(
+        &self,
+        _contender: &str,
+        queue: usize,
+        _queues: usize,
+        count: u64,
+    ) -> BoxFuture<'_, Result<Consuming<'_>>> {
         let settings = self.settings(queue);
         Box::pin(async move {
             // Frames as the router's, and so buffers as the router's.
-            let mut uri: AMQPUri = self.url.parse().map_err(|error| anyhow::anyhow!("{error}"))?;
+            let mut uri: AMQPUri = self.0.address.parse().map_err(|error| anyhow::anyhow!("{error}"))?;
             uri.query.frame_max = Some(16_384);
             let connection = Connection::connect_uri(uri, ConnectionProperties::default()).await?;
             let consuming = async move {

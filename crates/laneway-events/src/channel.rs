@@ -4,8 +4,8 @@
 //! broadcast runs on the thread of its sender, one post after the other; so whatever one sender broadcasts and posts reaches a subscriber
 //! in the order in which it was sent.
 //!
-//! Subscribing against stopping: a stop closes the gate of the processor first and takes it off all lists then; a subscription looks at the
-//! gate under the lock of the lists. So nobody is on a list after its stop.
+//! Subscribing against stopping: a stop closes the mailbox of the processor first and takes it off all lists then; a subscription looks at the
+//! mailbox under the lock of the lists. So nobody is on a list after its stop.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet, btree_map::Entry},
@@ -123,7 +123,7 @@ impl Channels {
 
     fn change(&self, cell: &Arc<Cell>, change: impl FnOnce(&mut Lists)) -> BTreeSet<Arc<str>> {
         let mut lists = write(&self.lists);
-        match cell.gate.is_closed() {
+        match cell.gate().is_closed() {
             // Its stop will do so, too; whoever asks meanwhile shall not be told otherwise.
             true => lists.forget(cell),
             false => change(&mut lists),

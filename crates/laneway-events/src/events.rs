@@ -2,10 +2,10 @@
 //!
 //! # Stopping a processor
 //!
-//! 1. The gate closes: no more events.
+//! 1. The mailbox closes: no more events.
 //! 2. It leaves all channels.
 //! 3. What is in its mailbox is handled, until the time to drain is over; then what is left goes back instead of into the handler.
-//! 4. Whoever takes the last event out of the closed gate (or closes an empty one) finishes it off: the handlers are told, the id is free,
+//! 4. Whoever is the last to leave the closed mailbox (or closes an empty one) finishes it off: the handlers are told, the id is free,
 //!    and who waits goes on. So a stop waits for the event in the handler, and nothing of a processor runs after its stop.
 //!
 //! Inside a handler nobody waits: a thread that waited for a mailbox which only it could empty would wait for itself.
@@ -55,11 +55,6 @@ type Lanes = laneway::Handle<Address, Token>;
 /// Is told what would be lost in silence.
 type OnReport = Box<dyn Fn(Report) + Send + Sync>;
 
-/// Whether a processor is to be finished off by whoever has this, because the last one left its closed gate.
-#[derive(Default)]
-#[must_use = "nobody else finishes it off"]
-pub(crate) struct Due(bool);
-
 /// What the system, its handles and its threads share.
 pub(crate) struct Shared {
     lanes: OnceLock<Lanes>,
@@ -72,7 +67,7 @@ pub(crate) struct Shared {
     /// What each has to do.
     pub(crate) loads: Vec<Load>,
     /// One event in so many is timed; 0 for none.
-    pub(crate) latency_sampling: u64,
+    pub(crate) latency_sampling: u32,
     default_queue_size: usize,
     stop_grace: Duration,
     next_number: AtomicU64,
@@ -119,34 +114,19 @@ impl Shared {
         system == self.address() && cell.is_none_or(|cell| cell.number == number)
     }
 
-    /// Takes a place in a mailbox. If it is refused, the caller has to [settle](Self::settle) once it holds no lock.
-    pub(crate) fn enter(&self, cell: &Cell) -> Result<(), (Refusal, Due)> {
-        cell.gate.enter(cell.queue_size).map_err(|shut| (shut.into(), Due(false)))?;
-        self.take_place(cell)
-    }
-
-    /// The same at the dispatcher, for whoever is through the gate.
-    fn take_place(&self, cell: &Cell) -> Result<(), (Refusal, Due)> {
-        match self.load(cell).enter() {
-            true => Ok(()),
-            false => Err((Refusal::DispatcherFull, Due(cell.gate.leave(1)))),
-        }
-    }
-
-    fn load(&self, cell: &Cell) -> &Load {
+    pub(crate) fn load(&self, cell: &Cell) -> &Load {
         &self.loads[cell.address.place as usize]
     }
 
-    /// Says that there is mail for a processor, for whoever has a place in it and holds its lock. There is always room for a token, so it is refused only
-    /// when there will be no more turns.
-    pub(crate) fn announce(&self, cell: &Cell) -> bool {
-        self.lanes().try_submit((cell.address, Token(cell.address.slot))).is_ok()
-    }
-
-    /// Gives back the places of something that did not get in after all.
-    pub(crate) fn give_up(&self, cell: &Cell) -> Due {
-        self.load(cell).give_up();
-        Due(cell.gate.leave(1))
+    /// Sees to it that there is a token for a processor, which may have one, for whoever holds the lock of its mailbox. There is always room for one, so it is refused only when
+    /// there will be no more turns.
+    #[inline]
+    pub(crate) fn announce(&self, cell: &Cell, has_one: bool) -> bool {
+        match has_one {
+            // Somebody will look, but not for ever.
+            true => !self.is_closing(),
+            false => self.lanes().try_submit((cell.address, Token(cell.address.slot))).is_ok(),
+        }
     }
 
     /// Whether no more events are accepted.
@@ -154,22 +134,17 @@ impl Shared {
         self.closing.load(Ordering::Acquire)
     }
 
-    /// Does what is due to a processor after something of it was refused.
-    pub(crate) fn settle(&self, cell: &Arc<Cell>, due: Due) {
-        if due.0 {
-            self.finish(cell);
-        }
-    }
-
     /// A turn of a processor has ended.
     fn leave(&self, cell: &Arc<Cell>, ran: &Ran) {
         if ran.taken > 0 {
             self.load(cell).leave(ran);
-            self.settle(cell, Due(cell.gate.leave(ran.taken)));
+            if cell.gate().leave(ran.taken) {
+                self.finish(cell);
+            }
         }
     }
 
-    /// Finishes a processor off whose gate is closed and empty.
+    /// Finishes a processor off whose mailbox is closed, with nobody inside.
     fn finish(&self, cell: &Arc<Cell>) {
         self.channels.forget(cell);
         self.registry.remove(&cell.id, cell);
@@ -300,7 +275,7 @@ impl Builder {
             timer: timer.clone(),
             loads: config.dispatchers().iter().map(|_| Load::new(config.dispatcher_capacity)).collect(),
             dispatchers: config.dispatchers().into_iter().map(Arc::from).collect(),
-            latency_sampling: config.latency_sampling,
+            latency_sampling: config.latency_sampling.try_into().unwrap_or(u32::MAX),
             default_queue_size: config.default_queue_size,
             stop_grace: config.stop_grace,
             next_number: AtomicU64::new(1),
@@ -405,13 +380,15 @@ impl Events {
         let report = engine.shutdown(drain);
         let cells = shared.registry.take_all();
         for cell in &cells {
-            let _ = cell.gate.close();
+            let _ = cell.gate().close();
             shared.dismiss(cell);
         }
         shared.channels.clear();
         let of_cell = |cell: &Arc<Cell>| {
             let processor = cell.id.clone();
-            cell.give_back().into_iter().map(move |event| Returned { processor: processor.clone(), event })
+            cell.give_back(shared.load(cell))
+                .into_iter()
+                .map(move |event| Returned { processor: processor.clone(), event })
         };
         let returned = cells.iter().flat_map(of_cell).collect();
         shared.slots.clear();
@@ -569,9 +546,9 @@ impl Handle {
         self.shared.lanes().wait_quiet(limit)
     }
 
-    /// Closes the gate of a processor and takes it off all channels. Nobody waits.
+    /// Closes the mailbox of a processor and takes it off all channels. Nobody waits.
     pub(crate) fn begin_stop(&self, cell: &Arc<Cell>) {
-        let empty = cell.gate.close();
+        let empty = cell.gate().close();
         self.shared.channels.forget(cell);
         if empty {
             self.shared.finish(cell);
@@ -691,7 +668,9 @@ impl Registration<'_> {
             number,
             place,
             dispatcher: shared.dispatchers[place].clone(),
-            queue_size: queue_size as u64,
+            queue_size: queue_size.try_into().unwrap_or(u32::MAX),
+            // By its number, so that not the first event of every one is timed.
+            until_timed: number.checked_rem(shared.latency_sampling.into()).unwrap_or(0) as u32,
             parent: self.parent.map(|parent| parent.cell),
         };
         let cell = shared.slots.insert(|slot| plan.cell(slot, handler));
@@ -718,12 +697,7 @@ impl Registration<'_> {
 impl Shared {
     fn put_start<E: Send + 'static>(&self, cell: &Arc<Cell>) -> Result<(), RegisterError> {
         // Beside the queue size, which is for events.
-        cell.gate.enter(u64::MAX >> 1).expect("a gate that nobody has closed");
-        let place = self.take_place(cell).map_err(|(reason, due)| {
-            self.settle(cell, due);
-            reason
-        });
-        place.and_then(|()| cell.put(self, Letter::<E>::Start)).map_err(|reason| match reason {
+        cell.put(self, Letter::<E>::Start, u32::MAX).map_err(|reason| match reason {
             Refusal::ShutDown => RegisterError::ShutDown,
             _ => RegisterError::DispatcherFull,
         })
@@ -790,38 +764,6 @@ mod tests {
         assert_eq!(reports.len(), 2, "{reports:?}");
         assert!(reports[0].contains("five") && reports[0].contains("first"), "{reports:?}");
         assert!(reports[1].contains("seven") && reports[1].contains("second"), "{reports:?}");
-    }
-
-    /// A schedule posts under a lock: what is due to the processor then has to wait until that is let go of.
-    #[test]
-    fn who_submits_under_a_lock_is_told_what_is_due_and_runs_no_user_code() {
-        struct Says(std::sync::mpsc::Sender<()>);
-        impl Handler<u32> for Says {
-            fn handle(&mut self, _: &mut Context<'_, u32>, _: u32) -> Handled<u32> {
-                Handled::Done
-            }
-            fn stopped(&mut self) {
-                self.0.send(()).unwrap();
-            }
-        }
-        let config = EventsConfig { dispatcher_capacity: 1, ..EventsConfig::default() };
-        let events = Events::builder(config).start().unwrap();
-        let (tell, told) = channel();
-        let processor = events.processor("p").handler(Says(tell)).unwrap();
-        assert!(events.wait_quiet(DEADLINE));
-        let (open, opened) = channel::<()>();
-        let wait = move |_: &mut Context<'_, ()>, ()| opened.recv_timeout(DEADLINE).unwrap_or_default();
-        let keeper = events.processor("keeper").handle(wait).unwrap();
-        while keeper.post(()).is_ok() {}
-        let (shared, cell) = (&events.shared, &processor.cell);
-        cell.gate.enter(1).unwrap();
-        events.begin_stop(cell);
-        let (reason, due) = shared.take_place(cell).expect_err("there is no room");
-        assert_eq!((reason, due.0), (Refusal::DispatcherFull, true));
-        assert!(told.try_recv().is_err(), "nothing has been called");
-        shared.settle(cell, due);
-        told.try_recv().expect("finished off");
-        drop(open);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! # The rooms, in the order in which an event walks through them
 //!
-//! `processor` (the mailbox is a lane; posting) → `gate` (whether it takes more) → the engine → `handler` (what users write) ; around
+//! `processor` (posting) → `mail` (the mailbox) → the engine, in which it has a lane → `handler` (what users write) ; around
 //! them `events` (wiring, registration, stopping, the end) with `registry`, `channel`, `schedule`, `ask`; `config` and `pinning` (what
 //! threads there are), `stats` (looking), `error`.
 
@@ -13,10 +13,11 @@ mod events;
 #[cfg_attr(not(loom), expect(unreachable_pub, reason = "the models see its parts"))]
 mod registry;
 
-#[cfg_attr(not(loom), expect(unreachable_pub, reason = "the models see its parts"))]
-mod gate;
 mod handler;
+#[cfg_attr(not(loom), expect(unreachable_pub, reason = "the models see its parts"))]
 mod load;
+#[cfg_attr(not(loom), expect(unreachable_pub, reason = "the models see its parts"))]
+mod mail;
 mod processor;
 mod slots;
 
@@ -34,7 +35,8 @@ mod sync;
 #[doc(hidden)]
 pub mod model {
     pub use crate::{
-        gate::{Gate, Shut},
+        load::Load,
+        mail::{Gate, Mailbox, Shut},
         registry::{NotInserted, Registry},
         schedule::{Fired, Status, Task, Timer},
     };

@@ -1,20 +1,21 @@
 //! What a dispatcher has to do: how many events are in the mailboxes of its processors, at most `dispatcher-capacity`, and what has become of those before.
 //!
-//! The engine below counts tokens, one for a mailbox with something in it; these are the events. `processor.rs` takes a place for each, a thread
-//! gives the places of a turn back at its end, after it has counted what came of it. So a system that is quiet has exact counts.
+//! The engine below counts tokens, one for a mailbox with something in it; these are the events. `mail.rs` takes places for them, some of them ahead, a thread
+//! gives the places of a turn back at its end, after it has counted what came of it. So a system that is quiet has exact counts, and that of a busy one is at most
+//! by as much too high as its mailboxes have taken ahead: no more than there are events in them.
 
 use std::sync::atomic::{
-    AtomicU32, AtomicU64,
+    AtomicU32,
     Ordering::{AcqRel, Acquire, Relaxed},
 };
 
 use laneway::{Account, DispatcherStats};
 
-use crate::processor::Ran;
+use crate::{processor::Ran, sync::AtomicU64};
 
 /// The load of one dispatcher.
 #[derive(Debug)]
-pub(crate) struct Load {
+pub struct Load {
     capacity: u64,
     inside: Inside,
     done: AtomicU64,
@@ -24,16 +25,20 @@ pub(crate) struct Load {
     deepest: AtomicU32,
 }
 
-/// Those that are in. On cache lines of its own: every post writes it.
-#[derive(Debug, Default)]
+/// Those that are in. On cache lines of its own: every mailbox that takes or gives back places writes it.
+#[derive(Debug)]
 #[repr(align(128))]
 struct Inside(AtomicU64);
 
+/// Nobody takes more than one in so many of the places that are left: near the bound each gets what it needs and none ahead.
+const SHARE: u64 = 64;
+
 impl Load {
-    pub(crate) fn new(capacity: usize) -> Self {
+    /// No events yet, and at most so many.
+    pub fn new(capacity: usize) -> Self {
         Load {
             capacity: capacity as u64,
-            inside: Inside::default(),
+            inside: Inside(AtomicU64::new(0)),
             done: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             panics: AtomicU64::new(0),
@@ -41,35 +46,41 @@ impl Load {
         }
     }
 
-    /// Takes a place, if there is one: nobody is refused for the sake of somebody who is refused as well.
-    pub(crate) fn enter(&self) -> bool {
+    /// Takes up to `wanted` places; none, if there is none.
+    pub fn take(&self, wanted: u64) -> u64 {
         let mut inside = self.inside.0.load(Relaxed);
-        while inside < self.capacity {
-            match self.inside.0.compare_exchange_weak(inside, inside + 1, AcqRel, Relaxed) {
-                Ok(_) => return true,
+        loop {
+            let left = self.capacity.saturating_sub(inside);
+            let taken = wanted.min((left / SHARE).max(1)).min(left);
+            if taken == 0 {
+                return 0;
+            }
+            match self.inside.0.compare_exchange_weak(inside, inside + taken, AcqRel, Relaxed) {
+                Ok(_) => return taken,
                 Err(now) => inside = now,
             }
         }
-        false
     }
 
-    /// Gives back the place of something that did not get in after all.
-    pub(crate) fn give_up(&self) {
-        self.inside.0.fetch_sub(1, AcqRel);
+    /// Gives back places that were not used.
+    pub fn give_back(&self, places: u64) {
+        if places > 0 {
+            self.inside.0.fetch_sub(places, AcqRel);
+        }
     }
 
     /// Counts a turn, and gives back its places.
     pub(crate) fn leave(&self, ran: &Ran) {
-        self.done.fetch_add(ran.taken - ran.failed, Relaxed);
+        self.done.fetch_add((ran.taken - ran.failed).into(), Relaxed);
         if ran.failed > 0 {
-            self.failed.fetch_add(ran.failed, Relaxed);
-            self.panics.fetch_add(ran.panics, Relaxed);
+            self.failed.fetch_add(ran.failed.into(), Relaxed);
+            self.panics.fetch_add(ran.panics.into(), Relaxed);
         }
-        self.inside.0.fetch_sub(ran.taken, AcqRel);
+        self.inside.0.fetch_sub(ran.taken.into(), AcqRel);
     }
 
     /// Takes note of how many are in one mailbox.
-    pub(crate) fn note_depth(&self, depth: usize) {
+    pub fn note_depth(&self, depth: usize) {
         let depth = u32::try_from(depth).unwrap_or(u32::MAX);
         if depth > self.deepest.load(Relaxed) {
             self.deepest.fetch_max(depth, Relaxed);
@@ -77,7 +88,7 @@ impl Load {
     }
 
     /// The account of its events. It balances by the way it is made, and is exact when nothing runs.
-    pub(crate) fn account(&self) -> Account {
+    pub fn account(&self) -> Account {
         let outstanding = self.inside.0.load(Acquire);
         let (done, failed) = (self.done.load(Relaxed), self.failed.load(Relaxed));
         Account { accepted: done + failed + outstanding, done, failed, dropped: 0, outstanding }

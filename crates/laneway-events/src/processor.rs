@@ -1,31 +1,23 @@
 //! A processor: its mailbox is its mail and a lane of the engine, its key is its number, and its handlers live in its [`Cell`].
 //!
-//! An event's way: `ProcessorRef::post` → the gate (`gate.rs`), a place at the dispatcher (`load.rs`) → the processor's mail, and, if there was none before, a token into
-//! the engine's lane → a thread of the dispatcher → [`Cell::run`] → the topmost handler. The lane sees to exclusion, so a handler is in the hands of one thread at a
+//! An event's way: `ProcessorRef::post` → the mailbox (`mail.rs`), with a place at the dispatcher (`load.rs`), and, if there was nothing in it before, a token into the
+//! engine's lane → a thread of the dispatcher → [`Cell::run`] → the topmost handler. The lane sees to exclusion, so a handler is in the hands of one thread at a
 //! time, and no lock is held while it runs: the thread takes the stack of handlers out of its cell and puts it back afterwards.
 //!
-//! # Mail and its token
+//! Events stay where their type is known, so that none is boxed, and in one queue with what else has a place in their order: changes of the handlers, the start.
 //!
-//! Events stay where their type is known, so that none is boxed, and in one queue with what else has a place in their order: changes of the handlers, the start. The lane has
-//! one token that says "there is mail". Both are changed under the lock of the mail:
-//!
-//! - Who puts something in and finds no token announced submits one.
-//! - A thread with the token takes what is in the mail, a turn of it at a time. When it finds the mail empty it takes the announcement back, under the same lock,
-//!   and the token is done. When its turn is over before that, the token comes again: at the back of its lane,
-//!   which goes behind the others that are ready.
-//!
-//! So there is a token wherever there is mail; and while a processor is busy, a post is one lock and no trip through the engine. After the announcement was taken back a second token may come
-//! while the first is still in the hands of its thread: the lane runs it afterwards. A processor without events keeps no memory for them.
+//! A processor without events keeps no memory for them, but not at once: a thread remembers the last few whose mailboxes it has emptied ([`Idle`]), and lets their memory go when others
+//! take their places. So one that has an event now and then does not ask for memory each time.
 
 use std::{
     any::{Any, TypeId, type_name},
+    cell::RefCell,
     collections::VecDeque,
     fmt,
     hash::{Hash, Hasher},
-    marker::PhantomData,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -36,10 +28,11 @@ use laneway::Messages;
 use crate::{
     AskError, Become, Context, Handle, Handled, Handler, LookupError, Refusal, Refused, Report,
     ask::{self, Reply},
-    events::{Due, Shared, StopReport},
-    gate::{Gate, Shut},
+    events::{Shared, StopReport},
     handler::{Change, Closure, Stack},
-    sync::{Condvar, Mutex, MutexGuard, lock, wait_until},
+    load::Load,
+    mail::{Gate, Mailbox, Shut, drop_long},
+    sync::{Condvar, Mutex, lock, wait_until},
 };
 
 /// What travels through the engine: there is mail for the processor in this slot. It has the slot on it, although the key says it, too: two processors whose
@@ -51,16 +44,16 @@ pub(crate) struct Token(pub(crate) u32);
 #[derive(Default)]
 pub(crate) struct Ran {
     /// Events that have left the mailbox.
-    pub(crate) taken: u64,
+    pub(crate) taken: u32,
     /// Those of them that failed, and those that panicked.
-    pub(crate) failed: u64,
-    pub(crate) panics: u64,
+    pub(crate) failed: u32,
+    pub(crate) panics: u32,
     /// Whether there is more: the token has to come again.
     pub(crate) has_more: bool,
 }
 
 /// So many events have left the mailbox at the end of a turn at the latest: the others that are ready have theirs.
-const TURN: usize = 128;
+const TURN: u32 = 128;
 
 /// The key of a lane: a processor, by its numbers.
 #[derive(Clone, Copy)]
@@ -92,16 +85,15 @@ pub(crate) struct Cell {
     pub(crate) number: u64,
     pub(crate) address: Address,
     pub(crate) dispatcher: Arc<str>,
-    pub(crate) queue_size: u64,
+    pub(crate) queue_size: u32,
     /// Until it is finished off: a row of processors that each came from the one before it shall not hold on to all of them.
     parent: Mutex<Option<Arc<Cell>>>,
-    pub(crate) gate: Gate,
     /// Set when the time to drain is over: events go back instead of into the handler.
     pub(crate) discarding: AtomicBool,
     returned: Mutex<Vec<Box<dyn Any + Send>>>,
     /// Whether it has been finished off, and who waits for that.
     finished: (Mutex<bool>, Condvar),
-    behaviour: Box<dyn Behave>,
+    behaviour: Arc<dyn Behave>,
 }
 
 impl Cell {
@@ -125,75 +117,44 @@ impl Cell {
         self.behaviour.run(self, events, thread, turn, ran);
     }
 
-    /// Puts an event into the mailbox.
-    pub(crate) fn post<E: Send + 'static>(
-        self: &Arc<Self>,
-        shared: &Shared,
-        event: E,
-    ) -> Result<(), Refused<E>> {
-        self.try_post(shared, event).map_err(|(refused, due)| {
-            shared.settle(self, due);
-            refused
-        })
+    /// Puts an event into the mailbox. No user code runs.
+    pub(crate) fn post<E: Send + 'static>(&self, shared: &Shared, event: E) -> Result<(), Refused<E>> {
+        self.typed::<E>().post(self, shared, event)
     }
 
-    /// The same for whoever holds a lock: no user code runs. If something is due afterwards, the caller has to settle it once it holds none.
-    pub(crate) fn try_post<E: Send + 'static>(
-        self: &Arc<Self>,
-        shared: &Shared,
-        event: E,
-    ) -> Result<(), (Refused<E>, Due)> {
-        if let Err((reason, due)) = shared.enter(self) {
-            return Err((Refused { event, reason }, due));
-        }
-        let mut mail = self.typed::<E>().mail.lock();
-        let letter = mail.stamped(event, shared.latency_sampling);
-        let put = self.put_in(shared, &mut mail, letter);
-        put.map_err(|(letter, reason, due)| (Refused { event: letter.into_event(), reason }, due))
-    }
-
-    /// Puts something that is not an event into its mailbox, in which it has a place.
+    /// Puts something that is not an event into its mailbox, in which it has a place, if that has fewer than `limit`.
     pub(crate) fn put<E: Send + 'static>(
-        self: &Arc<Self>,
+        &self,
         shared: &Shared,
         letter: Letter<E>,
+        limit: u32,
     ) -> Result<(), Refusal> {
-        let put = self.put_in(shared, &mut self.typed::<E>().mail.lock(), letter);
-        put.map_err(|(_, reason, due)| {
-            shared.settle(self, due);
-            reason
-        })
+        let bounds = (limit, shared.load(self), 0);
+        let token = |has_one| shared.announce(self, has_one);
+        let put = self.typed().mailbox.put(letter, bounds, |letter, _| letter, token);
+        put.map_err(|(_, shut)| shut.into())
     }
 
-    fn put_in<E: Send + 'static>(
-        self: &Arc<Self>,
-        shared: &Shared,
-        mail: &mut Mail<E>,
-        letter: Letter<E>,
-    ) -> Result<(), (Letter<E>, Refusal, Due)> {
-        let announced = match mail.announced {
-            // Somebody will look into it, but not for ever.
-            true => !mail.closed && !shared.is_closing(),
-            false => shared.announce(self),
-        };
-        if !announced {
-            return Err((letter, Refusal::ShutDown, shared.give_up(self)));
-        }
-        mail.announced = true;
-        mail.letters.push_back(letter);
-        shared.loads[self.address.place as usize].note_depth(mail.letters.len());
-        Ok(())
+    /// How many are in its mailbox, and whether it takes more.
+    pub(crate) fn gate(&self) -> &dyn Gate {
+        self.behaviour.gate()
     }
 
     /// Empties the mail: its events, oldest first.
-    pub(crate) fn give_back(&self) -> Vec<Box<dyn Any + Send>> {
-        self.behaviour.give_back()
+    pub(crate) fn give_back(&self, load: &Load) -> Vec<Box<dyn Any + Send>> {
+        self.behaviour.give_back(load)
     }
 
     /// The part that knows the type of its events.
     fn typed<E: Send + 'static>(&self) -> &Typed<E> {
         let behaviour: &dyn Any = &*self.behaviour;
         behaviour.downcast_ref().expect("posted by its type")
+    }
+
+    /// The same, to be kept by who posts.
+    fn share<E: Send + 'static>(&self) -> Arc<Typed<E>> {
+        let behaviour: Arc<dyn Any + Send + Sync> = self.behaviour.clone();
+        behaviour.downcast().expect("known by its type")
     }
 
     pub(crate) fn parent(&self) -> Option<Arc<Cell>> {
@@ -204,7 +165,7 @@ impl Cell {
         std::mem::take(&mut *lock(&self.returned))
     }
 
-    /// Lets the handlers go and tells who waits. Done once, by whoever emptied the gate after it was closed, or by the shutdown.
+    /// Lets the handlers go and tells who waits. Done once, by whoever emptied the mailbox after it was closed, or by the shutdown.
     pub(crate) fn finish(&self) {
         self.behaviour.retire();
         let parent = lock(&self.parent).take();
@@ -232,16 +193,18 @@ pub(crate) struct Plan {
     pub(crate) number: u64,
     pub(crate) place: usize,
     pub(crate) dispatcher: Arc<str>,
-    pub(crate) queue_size: u64,
+    pub(crate) queue_size: u32,
+    /// The first event that is timed.
+    pub(crate) until_timed: u32,
     pub(crate) parent: Option<Arc<Cell>>,
 }
 
 impl Plan {
     pub(crate) fn cell<E: Send + 'static>(self, slot: u32, handler: Box<dyn Handler<E>>) -> Arc<Cell> {
-        let Plan { id, number, place, dispatcher, queue_size, parent } = self;
+        let Plan { id, number, place, dispatcher, queue_size, until_timed, parent } = self;
         let address = Address { number, slot, place: place as u32 };
-        let home = Mutex::new(Home::Here(Stack(vec![handler]), VecDeque::new()));
-        let behaviour = Box::new(Typed { home, mail: Mailbox::new(number) });
+        let home = Mutex::new(Home::Here(Stack(vec![handler]), Spare::default()));
+        let behaviour = Arc::new(Typed { home, mailbox: Mailbox::new(until_timed) });
         Arc::new(Cell {
             id,
             number,
@@ -249,7 +212,6 @@ impl Plan {
             dispatcher,
             queue_size,
             parent: Mutex::new(parent),
-            gate: Gate::default(),
             discarding: AtomicBool::new(false),
             returned: Mutex::new(Vec::new()),
             finished: (Mutex::new(false), Condvar::new()),
@@ -263,14 +225,45 @@ trait Behave: Any + Send + Sync {
     fn run(&self, cell: &Arc<Cell>, events: &Handle, thread: usize, turn: Turn<'_, '_, '_>, ran: &mut Ran);
     /// No handler will be called any more, except to be told so.
     fn retire(&self);
-    fn give_back(&self) -> Vec<Box<dyn Any + Send>>;
+    /// Lets go of the memory for events, if there are none. False if a thread has just begun with some.
+    fn shrink(&self) -> bool;
+    fn give_back(&self, load: &Load) -> Vec<Box<dyn Any + Send>>;
+    fn gate(&self) -> &dyn Gate;
     fn event_type(&self) -> TypeId;
     fn event_type_name(&self) -> &'static str;
 }
 
 struct Typed<E> {
     home: Mutex<Home<E>>,
-    mail: Mailbox<E>,
+    mailbox: Mailbox<Letter<E>>,
+}
+
+/// Processors whose mailboxes a thread has emptied and that still have their memory for events, the oldest first.
+#[derive(Default)]
+struct Idle(RefCell<VecDeque<Weak<Cell>>>);
+
+/// A thread remembers so many.
+const IDLE_MAX: usize = 64;
+
+thread_local! {
+    static IDLE: Idle = Idle::default();
+}
+
+impl Idle {
+    fn remember(cell: &Arc<Cell>) {
+        IDLE.with(|Idle(idle)| {
+            let mut others = idle.borrow_mut();
+            others.push_back(Arc::downgrade(cell));
+            let oldest = if others.len() > IDLE_MAX { others.pop_front() } else { None };
+            // Nothing is borrowed while a processor is looked at: it may be gone afterwards, and what its handlers do then is not known.
+            drop(others);
+            if let Some(oldest) = oldest
+                && oldest.upgrade().is_some_and(|cell| !cell.behaviour.shrink())
+            {
+                idle.borrow_mut().push_back(oldest);
+            }
+        });
+    }
 }
 
 /// What is in the mail. As large as an event, if that is not tiny: what few need is behind a pointer.
@@ -283,8 +276,9 @@ pub(crate) enum Letter<E> {
 }
 
 impl<E> Letter<E> {
-    fn into_event(self) -> E {
-        self.event().expect("an event was put in")
+    #[inline]
+    fn seal(event: E, timed: bool) -> Self {
+        if timed { Letter::Timed(Box::new((event, Instant::now()))) } else { Letter::Event(event) }
     }
 
     fn event(self) -> Option<E> {
@@ -296,75 +290,44 @@ impl<E> Letter<E> {
     }
 }
 
-/// The mail, on a cache line of its own: whoever posts writes it, and what stands beside it belongs to the thread that handles.
-#[repr(align(64))]
-struct Mailbox<E>(Mutex<Mail<E>>);
-
-/// What was accepted and is in nobody's hands, oldest first.
-struct Mail<E> {
-    letters: VecDeque<Letter<E>>,
-    /// Whether there is a token for it in the lane, or in the hands of the thread that will see it.
-    announced: bool,
-    /// No more: the shutdown has taken what was in it.
-    closed: bool,
-    /// Events until the next one that is timed.
-    until_timed: u64,
-}
-
-impl<E> Mailbox<E> {
-    /// By the number of its processor, so that not the first event of every one is timed.
-    fn new(number: u64) -> Self {
-        Mailbox(Mutex::new(Mail {
-            letters: VecDeque::new(),
-            announced: false,
-            closed: false,
-            until_timed: number,
-        }))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Mail<E>> {
-        lock(&self.0)
-    }
-}
-
-impl<E> Mail<E> {
-    /// An event, with the time on it if it is the turn of this one.
-    fn stamped(&mut self, event: E, one_in: u64) -> Letter<E> {
-        if one_in == 0 {
-            return Letter::Event(event);
-        }
-        self.until_timed %= one_in;
-        if self.until_timed > 0 {
-            self.until_timed -= 1;
-            return Letter::Event(event);
-        }
-        self.until_timed = one_in - 1;
-        Letter::Timed(Box::new((event, Instant::now())))
-    }
-}
-
 /// Where the handlers are.
 enum Home<E> {
-    /// Here, with an empty buffer to take letters out in.
-    Here(Stack<E>, VecDeque<Letter<E>>),
+    Here(Stack<E>, Spare<E>),
     /// With the thread that runs one of them.
     Out,
     /// Gone, or, if they are out, to go when they come back.
     Retired,
 }
 
+/// An empty buffer to take letters out in.
+struct Spare<E> {
+    letters: VecDeque<Letter<E>>,
+    /// Whether a thread remembers to let go of it, and of that of the mailbox.
+    remembered: bool,
+}
+
+impl<E> Default for Spare<E> {
+    fn default() -> Self {
+        Spare { letters: VecDeque::new(), remembered: false }
+    }
+}
+
 /// Handlers, and the letters of a turn, in the hands of a thread. They go back when it lets go of them, panic or not.
 struct InHand<'a, E: 'static> {
+    cell: &'a Arc<Cell>,
     typed: &'a Typed<E>,
     stack: Option<Stack<E>>,
     letters: VecDeque<Letter<E>>,
+    remembered: bool,
 }
 
 impl<'a, E: 'static> InHand<'a, E> {
-    fn take(typed: &'a Typed<E>) -> Option<Self> {
+    fn take(cell: &'a Arc<Cell>, typed: &'a Typed<E>) -> Option<Self> {
         let mut at_home = lock(&typed.home);
         match std::mem::replace(&mut *at_home, Home::Out) {
-            Home::Here(stack, letters) => Some(InHand { typed, stack: Some(stack), letters }),
+            Home::Here(stack, Spare { letters, remembered }) => {
+                Some(InHand { cell, typed, stack: Some(stack), letters, remembered })
+            }
             Home::Out => unreachable!("a lane has one token in flight"),
             Home::Retired => {
                 *at_home = Home::Retired;
@@ -377,32 +340,9 @@ impl<'a, E: 'static> InHand<'a, E> {
         self.stack.as_mut().expect("taken out in `drop` only")
     }
 
-    /// Whether there is one more, in its hands or in the mail; up to `most` are taken out of that. If there is none, the next post announces itself again, and this thread
-    /// must not look any more.
-    fn has_next(&mut self, most: usize) -> bool {
-        if !self.letters.is_empty() {
-            return true;
-        }
-        let mut mail = self.typed.mail.lock();
-        if mail.letters.is_empty() {
-            mail.letters = VecDeque::new();
-            mail.announced = false;
-            return false;
-        }
-        match mail.letters.len() <= most {
-            true => std::mem::swap(&mut self.letters, &mut mail.letters),
-            false => self.letters.extend(mail.letters.drain(..most)),
-        }
-        true
-    }
-
-    /// Puts back what the turn did not come to. True if the mail is empty.
-    fn return_letters(&mut self) -> bool {
-        let mut mail = self.typed.mail.lock();
-        while let Some(letter) = self.letters.pop_back() {
-            mail.letters.push_front(letter);
-        }
-        mail.letters.is_empty()
+    /// Whether there is one more, in its hands or in the mailbox; up to `most` are taken out of that. If there is none, this thread must not look any more.
+    fn has_next(&mut self, most: usize, load: &Load) -> bool {
+        !self.letters.is_empty() || self.typed.mailbox.take(&mut self.letters, most, load)
     }
 }
 
@@ -411,10 +351,15 @@ impl<E: 'static> Drop for InHand<'_, E> {
         let Some(stack) = self.stack.take() else { return };
         let mut at_home = lock(&self.typed.home);
         if matches!(*at_home, Home::Out) {
-            // A processor that is busy uses its buffer again; one without events keeps no memory for them.
-            let idle = self.return_letters();
-            let buffer = if idle { VecDeque::new() } else { std::mem::take(&mut self.letters) };
-            *at_home = Home::Here(stack, buffer);
+            let idle = self.typed.mailbox.put_back(&mut self.letters);
+            drop_long(&mut self.letters);
+            let letters = std::mem::take(&mut self.letters);
+            let is_new = idle && !std::mem::replace(&mut self.remembered, true);
+            *at_home = Home::Here(stack, Spare { letters, remembered: self.remembered });
+            drop(at_home);
+            if is_new {
+                Idle::remember(self.cell);
+            }
             return;
         }
         drop(at_home);
@@ -461,28 +406,42 @@ impl<E: Send + 'static> InHand<'_, E> {
 
 impl<E: Send + 'static> Stack<E> {
     /// Lets the topmost handler do what is due, and makes the changes that it wants.
-    fn handle(&mut self, cell: &Arc<Cell>, events: &Handle, thread: usize, due: Opened<E>) -> Handled<E> {
-        let mut context = Context { events, cell, thread, depth: self.0.len(), changes: Vec::new() };
+    #[inline]
+    fn handle(&mut self, context: &mut Context<'_, E>, due: Opened<E>) -> Handled<E> {
+        context.depth = self.0.len();
         let top = self.0.last_mut().expect("there is always one");
         let handled = match due {
-            Opened::Event(event) => top.handle(&mut context, event),
+            Opened::Event(event) => top.handle(context, event),
             Opened::Change(change) => {
                 context.changes.push(change);
                 Handled::Done
             }
             Opened::Start => {
-                top.started(&mut context);
+                top.started(context);
                 Handled::Done
             }
         };
-        if !matches!(handled, Handled::Failed(_)) {
-            context.changes.into_iter().for_each(|change| self.apply(change));
+        if !context.changes.is_empty() {
+            match handled {
+                Handled::Failed(_) => context.changes.clear(),
+                Handled::Done | Handled::Unmatched(_) => {
+                    context.changes.drain(..).for_each(|change| self.apply(change));
+                }
+            }
         }
         handled
     }
 }
 
 impl<E: Send + 'static> Typed<E> {
+    /// Puts an event into the mailbox. No user code runs.
+    #[inline]
+    fn post(&self, cell: &Cell, shared: &Shared, event: E) -> Result<(), Refused<E>> {
+        let bounds = (cell.queue_size, shared.load(cell), shared.latency_sampling);
+        let put = self.mailbox.put(event, bounds, Letter::seal, |has_one| shared.announce(cell, has_one));
+        put.map_err(|(event, shut)| Refused { event, reason: shut.into() })
+    }
+
     /// Handles letters until the turn is over or a handler panics. Says whether there is more.
     fn run_until_panic(
         &self,
@@ -492,9 +451,11 @@ impl<E: Send + 'static> Typed<E> {
         ran: &mut Ran,
     ) -> bool {
         let (cell, events, thread) = around;
+        let load = events.shared.load(cell);
+        let mut context = Context { events, cell, thread, depth: 0, changes: Vec::new() };
         loop {
-            let left = TURN - ran.taken as usize;
-            if !hand.has_next(turn.pieces(left.max(1)).min(left)) {
+            let left = (TURN - ran.taken) as usize;
+            if !hand.has_next(turn.pieces(left.max(1)).min(left), load) {
                 return false;
             }
             // The token itself began the first.
@@ -510,7 +471,7 @@ impl<E: Send + 'static> Typed<E> {
                 }
                 continue;
             }
-            match hand.stack().handle(cell, events, thread, due) {
+            match hand.stack().handle(&mut context, due) {
                 Handled::Done => {}
                 Handled::Failed(error) => {
                     ran.failed += 1;
@@ -528,7 +489,7 @@ impl<E: Send + 'static> Typed<E> {
 impl<E: Send + 'static> Behave for Typed<E> {
     fn run(&self, cell: &Arc<Cell>, events: &Handle, thread: usize, turn: Turn<'_, '_, '_>, ran: &mut Ran) {
         // Without handlers: the shutdown did not wait for this thread any longer. What is in the mail goes with the processor.
-        let Some(mut hand) = InHand::take(self) else { return };
+        let Some(mut hand) = InHand::take(cell, self) else { return };
         loop {
             let around = (cell, events, thread);
             let run = || self.run_until_panic(&mut hand, around, turn, ran);
@@ -548,19 +509,32 @@ impl<E: Send + 'static> Behave for Typed<E> {
 
     fn retire(&self) {
         let before = std::mem::replace(&mut *lock(&self.home), Home::Retired);
+        self.mailbox.shrink();
         if let Home::Here(stack, _) = before {
             dismiss(stack);
         }
     }
 
-    fn give_back(&self) -> Vec<Box<dyn Any + Send>> {
-        let mut mail = self.mail.lock();
-        mail.closed = true;
-        // Whatever is not an event is dropped when the lock has been let go of.
-        let letters = std::mem::take(&mut mail.letters);
-        drop(mail);
-        let events = letters.into_iter().filter_map(Letter::event);
+    fn shrink(&self) -> bool {
+        let mut at_home = lock(&self.home);
+        match &mut *at_home {
+            Home::Here(_, spare) => {
+                *spare = Spare::default();
+                self.mailbox.shrink();
+                true
+            }
+            Home::Out => false,
+            Home::Retired => true,
+        }
+    }
+
+    fn give_back(&self, load: &Load) -> Vec<Box<dyn Any + Send>> {
+        let events = self.mailbox.empty(load).into_iter().filter_map(Letter::event);
         events.map(|event| Box::new(event) as Box<dyn Any + Send>).collect()
+    }
+
+    fn gate(&self) -> &dyn Gate {
+        &self.mailbox
     }
 
     fn event_type(&self) -> TypeId {
@@ -575,13 +549,14 @@ impl<E: Send + 'static> Behave for Typed<E> {
 /// A processor that takes events of type `E`: what others know it by. Cheap to clone, valid for ever; once the processor has stopped, it refuses.
 pub struct ProcessorRef<E> {
     pub(crate) cell: Arc<Cell>,
+    /// The part of it that has the mailbox.
+    typed: Arc<Typed<E>>,
     pub(crate) events: Handle,
-    takes: PhantomData<fn(E)>,
 }
 
 impl<E> Clone for ProcessorRef<E> {
     fn clone(&self) -> Self {
-        ProcessorRef { cell: self.cell.clone(), events: self.events.clone(), takes: PhantomData }
+        ProcessorRef { cell: self.cell.clone(), typed: self.typed.clone(), events: self.events.clone() }
     }
 }
 
@@ -601,8 +576,8 @@ impl<E> Eq for ProcessorRef<E> {}
 
 impl<E: Send + 'static> ProcessorRef<E> {
     pub(crate) fn new(cell: Arc<Cell>, events: Handle) -> Self {
-        debug_assert!(cell.takes::<E>());
-        ProcessorRef { cell, events, takes: PhantomData }
+        let typed = cell.share();
+        ProcessorRef { cell, typed, events }
     }
 
     /// Its id.
@@ -617,7 +592,7 @@ impl<E: Send + 'static> ProcessorRef<E> {
 
     /// Events in its mailbox: waiting, and in the handler.
     pub fn depth(&self) -> usize {
-        self.cell.gate.inside() as usize
+        self.cell.gate().inside() as usize
     }
 
     /// At most this many events are in its mailbox.
@@ -627,7 +602,7 @@ impl<E: Send + 'static> ProcessorRef<E> {
 
     /// Whether it takes no more events.
     pub fn is_stopped(&self) -> bool {
-        self.cell.gate.is_closed()
+        self.cell.gate().is_closed()
     }
 
     /// The same without the type, to be a parent.
@@ -637,18 +612,7 @@ impl<E: Send + 'static> ProcessorRef<E> {
 
     /// Posts an event. Never blocks; what is not accepted is given back.
     pub fn post(&self, event: E) -> Result<(), Refused<E>> {
-        self.cell.post(&self.events.shared, event)
-    }
-
-    /// The same for whoever holds a lock: no user code runs. If something is due afterwards, the caller has to [settle](Self::settle) it
-    /// once it holds none.
-    pub(crate) fn try_post(&self, event: E) -> Result<(), (Refused<E>, Due)> {
-        self.cell.try_post(&self.events.shared, event)
-    }
-
-    /// Does what is due after something was refused.
-    pub(crate) fn settle(&self, due: Due) {
-        self.events.shared.settle(&self.cell, due);
+        self.typed.post(&self.cell, &self.events.shared, event)
     }
 
     /// Posts an event that carries a [`Reply`], and waits for what comes back, at most so long.
@@ -707,12 +671,7 @@ impl<E: Send + 'static> ProcessorRef<E> {
     }
 
     fn request(&self, change: Change<E>) -> Result<(), Refusal> {
-        let shared = &self.events.shared;
-        shared.enter(&self.cell).map_err(|(reason, due)| {
-            shared.settle(&self.cell, due);
-            reason
-        })?;
-        self.cell.put(shared, Letter::Change(Box::new(change)))
+        self.cell.put(&self.events.shared, Letter::Change(Box::new(change)), self.cell.queue_size)
     }
 
     /// Stops it: no more events, those in the mailbox are handled for at most `drain`, the one in the handler is waited for, and the
@@ -749,7 +708,7 @@ impl AnyProcessor {
 
     /// Whether it takes no more events.
     pub fn is_stopped(&self) -> bool {
-        self.cell.gate.is_closed()
+        self.cell.gate().is_closed()
     }
 
     /// It, if its events are of this type.
@@ -774,7 +733,9 @@ impl From<Shut> for Refusal {
     fn from(shut: Shut) -> Self {
         match shut {
             Shut::Full => Refusal::QueueFull,
+            Shut::DispatcherFull => Refusal::DispatcherFull,
             Shut::Closed => Refusal::Stopped,
+            Shut::Over => Refusal::ShutDown,
         }
     }
 }

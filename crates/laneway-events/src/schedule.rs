@@ -21,7 +21,6 @@ use std::{
 
 use crate::{
     Handle, NotScheduled, ProcessorRef, Refused, Report, ScheduleRefusal,
-    events::Due,
     sync::{Condvar, Mutex, lock, wait_until},
 };
 
@@ -422,20 +421,17 @@ impl<E: Send + 'static> Task for Rate<E> {
     }
 }
 
-/// Posts under the status. What was not accepted is dropped, and what is due to the processor done, without it.
+/// Posts under the status. What was not accepted is dropped without it.
 fn post<E: Send + 'static>(status: &Status, once: bool, target: &Target<E>, event: E) -> Fired {
-    let (mut left, mut due) = (Some(event), Due::default());
+    let mut left = Some(event);
     let processor = target.processor();
     let fired = status.fire(once, || {
         let Some(processor) = &processor else { return ScheduleEnd::Unregistered };
-        let posted = processor.try_post(left.take().expect("posted once"));
-        let Err((Refused { event, reason }, is_due)) = posted else { return ScheduleEnd::Posted };
-        (left, due) = (Some(event), is_due);
+        let posted = processor.post(left.take().expect("posted once"));
+        let Err(Refused { event, reason }) = posted else { return ScheduleEnd::Posted };
+        left = Some(event);
         if reason.is_full() { ScheduleEnd::QueueFull } else { ScheduleEnd::Unregistered }
     });
-    if let Some(processor) = &processor {
-        processor.settle(due);
-    }
     drop(left);
     fired
 }

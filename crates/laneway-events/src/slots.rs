@@ -1,6 +1,6 @@
 //! Where processors are found by the number that their tokens carry: one on its way then holds no reference that would have to be counted.
 //!
-//! A slot is given when a processor is registered and taken back when it is finished off. Nothing of it is in its mail then (`gate.rs`), so whoever
+//! A slot is given when a processor is registered and taken back when it is finished off. Nothing is in its mailbox then (`mail.rs`), so whoever
 //! comes with the number of a slot finds the processor that was meant.
 
 use std::sync::Arc;

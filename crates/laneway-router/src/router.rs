@@ -31,12 +31,12 @@ use crate::mediator::{Mediator, MetricsSnapshot};
 use crate::message::Message;
 use crate::parks::{Parked, Parks};
 use crate::pool::{
-    BadSetting, DEFAULT_GROUP, Entry, GroupKey, GroupNotes, InFlight, NoRoom, Pool, PoolCounts, PoolSettings,
-    PoolState, Shared, Ungrouped, Waiting,
+    BadSetting, DEFAULT_GROUP, Entry, GroupKey, GroupNotes, InFlight, NoRoom, Placed, Pool, PoolCounts,
+    PoolSettings, PoolState, Shared, Ungrouped, Waiting,
 };
 use crate::record::Record;
-use crate::settle::{Held, Ledger, LedgerCounts};
-use crate::source::{Delivery, Depth, Disposal, Source, SourceError, Wants};
+use crate::settle::{Ledger, LedgerCounts, Taken};
+use crate::source::{Delivery, DeliveryId, Depth, Disposal, Source, SourceError, Wants};
 use crate::warnings::Warnings;
 
 /// The pool that stands in for those that nobody has set up.
@@ -105,9 +105,12 @@ pub enum RouterError {
     Closing,
 }
 
+/// Pools by their codes.
+type Pools = BTreeMap<Arc<str>, Arc<Pool>>;
+
 /// What the router's parts share.
 struct Inner {
-    pools: ArcSwap<BTreeMap<Arc<str>, Arc<Pool>>>,
+    pools: ArcSwap<Pools>,
     /// Held to read while a message is taken in, to write while pools come and go.
     routing: Arc<RwLock<()>>,
     feeds: Mutex<Vec<Arc<Feed>>>,
@@ -713,6 +716,8 @@ async fn take_in(inner: Arc<Inner>, feed: Arc<Feed>) {
     let mut stopping = feed.stopping.subscribe();
     let mut pause = RETRY.0;
     while !*closing.borrow() && !*stopping.borrow() {
+        // Those who bring more go first: what has come is taken in many at a time, not as each comes.
+        tokio::task::yield_now().await;
         let made = inner.room.notified();
         let room = inner.roomiest();
         if room == 0 {
@@ -810,6 +815,63 @@ struct Route {
     foreign: Option<Arc<str>>,
 }
 
+impl Route {
+    /// The group that the message is ordered by.
+    fn group(&self) -> Option<&Arc<str>> {
+        match &self.key {
+            GroupKey::Named(name) => Some(name),
+            GroupKey::Alone(_) => None,
+        }
+    }
+}
+
+/// The deliveries of a claim on their way into pools.
+#[derive(Default)]
+struct Intake {
+    /// Those that have a place, by pool, in order.
+    placed: Vec<(Arc<Pool>, Vec<Placed>)>,
+    /// Groups of which one was refused.
+    refused: HashSet<Arc<str>>,
+    /// How long those have to wait that are refused.
+    patience: Duration,
+}
+
+impl Intake {
+    fn place(&mut self, route: Route, message: Arc<Message>, sequence: DeliveryId, taken: Taken) {
+        let group = route.group().cloned();
+        let Taken { held, returns } = taken;
+        if let Some(group) = &group
+            && (returns.is_some() || self.refused.contains(group))
+        {
+            self.refused.insert(Arc::clone(group));
+            let delay = returns.unwrap_or_default().max(self.patience);
+            return held.settle(Disposal::GiveBack { delay });
+        }
+        let Route { pool, key, foreign } = route;
+        match pool.place(Entry { message, sequence, held, key, foreign }) {
+            Ok(placed) => match self.placed.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &pool)) {
+                Some((_, others)) => others.push(placed),
+                None => self.placed.push((pool, vec![placed])),
+            },
+            Err(no_room) => {
+                self.refused.extend(group);
+                self.give_back(no_room);
+            }
+        }
+    }
+
+    fn submit(mut self) {
+        for (pool, placed) in std::mem::take(&mut self.placed) {
+            pool.submit_all(placed).into_iter().for_each(|no_room| self.give_back(no_room));
+        }
+    }
+
+    fn give_back(&mut self, no_room: NoRoom) {
+        self.patience = self.patience.max(no_room.patience);
+        no_room.held.settle(Disposal::GiveBack { delay: self.patience });
+    }
+}
+
 impl Inner {
     /// A source says that it is closed. Unless we are closing too, nobody has asked it to, and it will bring nothing more.
     fn source_ended(&self, feed: &Feed) {
@@ -836,50 +898,34 @@ impl Inner {
     /// Gives deliveries to their pools, in order. Refusal keeps order: once one of a group is refused, so are those behind it.
     fn route_all(&self, feed: &Arc<Feed>, deliveries: Vec<Delivery>) {
         feed.claimed.fetch_add(deliveries.len() as u64, Relaxed);
-        let mut refused: HashSet<Arc<str>> = HashSet::new();
-        let mut patience = Duration::ZERO;
+        // Read before anything is locked: that takes longer than all the rest.
+        let mut readable = Vec::with_capacity(deliveries.len());
         for delivery in deliveries {
-            self.route(feed, &delivery, &mut refused, &mut patience);
-        }
-    }
-
-    fn route(
-        &self,
-        feed: &Arc<Feed>,
-        delivery: &Delivery,
-        refused: &mut HashSet<Arc<str>>,
-        patience: &mut Duration,
-    ) {
-        let message = match Message::parse(&delivery.text) {
-            Ok(message) => message,
-            Err(error) => return self.quarantine(feed, delivery, &error.to_string()),
-        };
-        let _routing = self.routing.read().unwrap_or_else(PoisonError::into_inner);
-        let route = self.route_of(delivery, &message);
-        let group = match &route.key {
-            GroupKey::Named(name) => Some(Arc::clone(name)),
-            GroupKey::Alone(_) => None,
-        };
-        let Some(held) = feed.ledger.take(delivery, group.clone()) else { return };
-        if let Some(group) = &group {
-            let returning = feed.ledger.must_return(group, delivery.id);
-            if refused.contains(group) || returning.is_some() {
-                refused.insert(Arc::clone(group));
-                let delay = returning.unwrap_or_default().max(*patience);
-                return held.settle(Disposal::GiveBack { delay });
+            match Message::parse(&delivery.text) {
+                Ok(message) => readable.push((delivery, Arc::new(message))),
+                Err(error) => self.quarantine(feed, &delivery, &error.to_string()),
             }
         }
-        let entry = Entry { message, sequence: delivery.id, held, key: route.key, foreign: route.foreign };
-        if let Err(NoRoom { held, patience: wait }) = route.pool.take(entry) {
-            *patience = wait.max(*patience);
-            refused.extend(group);
-            held.settle(Disposal::GiveBack { delay: *patience });
+        if readable.is_empty() {
+            return;
         }
+        let _routing = self.routing.read().unwrap_or_else(PoisonError::into_inner);
+        let pools = self.pools.load();
+        let route = |(delivery, message): &(Delivery, Arc<Message>)| self.route_of(&pools, delivery, message);
+        let routes: Vec<Route> = readable.iter().map(route).collect();
+        let groups = readable.iter().zip(&routes).map(|((delivery, _), route)| (delivery, route.group()));
+        let taken = feed.ledger.take_all(groups);
+        let mut intake = Intake::default();
+        for (((delivery, message), route), taken) in readable.into_iter().zip(routes).zip(taken) {
+            if let Some(taken) = taken {
+                intake.place(route, message, delivery.id, taken);
+            }
+        }
+        intake.submit();
     }
 
     /// The pool and the lane of a message.
-    fn route_of(&self, delivery: &Delivery, message: &Message) -> Route {
-        let pools = self.pools.load();
+    fn route_of(&self, pools: &Pools, delivery: &Delivery, message: &Message) -> Route {
         let code = message.pool_code.trim();
         let (pool, foreign) = match pools.get(code) {
             Some(pool) => (pool, None),
@@ -912,8 +958,7 @@ impl Inner {
             "source",
             format!("{name}: a delivery that is not a message was put into quarantine: {why}"),
         );
-        let held: Option<Held> = feed.ledger.take(delivery, None);
-        if let Some(held) = held {
+        if let Some(held) = feed.ledger.take(delivery) {
             held.settle(Disposal::Quarantine { reason: why.to_owned() });
         }
     }

@@ -27,6 +27,7 @@
 //! Settlements are tried until the source takes them. A question that fails as a whole is cut into halves, so that one settlement
 //! that cannot be written keeps nobody else waiting.
 
+use std::collections::hash_map::Entry as Slot;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -48,8 +49,8 @@ const CURRENT: std::ops::Range<usize> = 8..TOGETHER / 2;
 /// See [`CURRENT`].
 const GATHER: Duration = Duration::from_millis(4);
 
-/// So many settlements are worth another batch while one is under way.
-const WORTH_ANOTHER: usize = 128;
+/// So many settlements are worth another batch while one is under way, or any that have waited for so long: what is under way may be slow.
+const WORTH_ANOTHER: (usize, Duration) = (128, Duration::from_millis(1));
 
 /// How long after a source failed it is tried again, at first and at the longest.
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
@@ -97,11 +98,52 @@ struct Entries {
 impl Entries {
     /// How long a delivery is ours that has just come. A claim may wait for long before the source has anything to lease, so its beginning says little;
     /// an answer that was long on its way is allowed for as far as the next renewal, which is due in a third of the lease, is not late for it.
-    fn taken_until(&self) -> Instant {
-        let now = Instant::now();
+    fn taken_until(&self, now: Instant) -> Instant {
         let Some((began, lease)) = self.claim else { return now };
         after(now, lease - now.saturating_duration_since(began).min(lease / 3))
     }
+
+    /// Notes that a delivery has come. One that is held already has another receipt from now on.
+    fn note(&mut self, delivery: &Delivery, until: Instant) -> Noted {
+        let (id, receipt) = (delivery.id, delivery.receipt.clone());
+        match self.held.entry(id) {
+            Slot::Occupied(mut held) => {
+                let entry = held.get_mut();
+                (entry.receipt, entry.lost, entry.until) = (receipt, false, until);
+                Noted::Copy
+            }
+            Slot::Vacant(free) => {
+                free.insert(Entry { receipt, settling: false, lost: false, until });
+                if self.done.known.contains(&id) { Noted::Done } else { Noted::New }
+            }
+        }
+    }
+
+    /// Whether a message must go back because something before it in its group has, and for how long.
+    fn must_return(&mut self, group: &Arc<str>, id: DeliveryId, now: Instant) -> Option<Duration> {
+        let returning = self.returning.get(group)?;
+        if returning.unconfirmed == 0 && id <= returning.first {
+            self.returning.remove(group);
+            return None;
+        }
+        Some(returning.until.saturating_duration_since(now))
+    }
+}
+
+/// What a delivery is that has come.
+enum Noted {
+    New,
+    /// It was here before.
+    Copy,
+    /// It was done before.
+    Done,
+}
+
+/// A delivery that was taken.
+pub(crate) struct Taken {
+    pub(crate) held: Held,
+    /// It must go back because something before it in its group has, and for how long.
+    pub(crate) returns: Option<Duration>,
 }
 
 /// A lease without an end in sight ends in a year.
@@ -191,40 +233,40 @@ impl Ledger {
         u64::try_from(time.saturating_duration_since(self.opened).as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Takes a delivery, unless it is held already, or was done before: then its receipt is what counts from now on.
-    pub(crate) fn take(self: &Arc<Self>, delivery: &Delivery, group: Option<Arc<str>>) -> Option<Held> {
+    /// Takes the deliveries of a claim, each with its group, in their order; but none that is held already, or was done before: then its receipt is what counts from
+    /// now on. One lock and one look at the clock for all of them.
+    pub(crate) fn take_all<'a>(
+        self: &Arc<Self>,
+        deliveries: impl Iterator<Item = (&'a Delivery, Option<&'a Arc<str>>)>,
+    ) -> Vec<Option<Taken>> {
+        let now = Instant::now();
         let mut entries = self.entries();
-        let until = entries.taken_until();
+        let until = entries.taken_until(now);
         self.good_until.fetch_min(self.millis(until), Relaxed);
-        let held = Held { ledger: Arc::clone(self), id: delivery.id, group, settled: false };
-        if let Some(entry) = entries.held.get_mut(&delivery.id) {
-            (entry.receipt, entry.lost, entry.until) = (delivery.receipt.clone(), false, until);
-            drop(entries);
+        let mut done = Vec::new();
+        let take = |(delivery, group): (&Delivery, Option<&Arc<str>>)| {
+            let hold =
+                || Held { ledger: Arc::clone(self), id: delivery.id, group: group.cloned(), settled: false };
+            match entries.note(delivery, until) {
+                Noted::New => {
+                    let returns = group.and_then(|group| entries.must_return(group, delivery.id, now));
+                    return Some(Taken { held: hold(), returns });
+                }
+                Noted::Copy => {}
+                Noted::Done => done.push(hold()),
+            }
             self.copies.fetch_add(1, Relaxed);
-            held.forget();
-            return None;
-        }
-        let entry = Entry { receipt: delivery.receipt.clone(), settling: false, lost: false, until };
-        entries.held.insert(delivery.id, entry);
-        let is_done = entries.done.known.contains(&delivery.id);
+            None
+        };
+        let taken = deliveries.map(take).collect();
         drop(entries);
-        if is_done {
-            self.copies.fetch_add(1, Relaxed);
-            held.settle(Disposal::Done);
-            return None;
-        }
-        Some(held)
+        done.into_iter().for_each(|held| held.settle(Disposal::Done));
+        taken
     }
 
-    /// Whether a message must go back because something before it in its group has, and for how long.
-    pub(crate) fn must_return(&self, group: &Arc<str>, id: DeliveryId) -> Option<Duration> {
-        let mut entries = self.entries();
-        let returning = entries.returning.get(group)?;
-        if returning.unconfirmed == 0 && id <= returning.first {
-            entries.returning.remove(group);
-            return None;
-        }
-        Some(returning.until.saturating_duration_since(Instant::now()))
+    /// Takes a single one.
+    pub(crate) fn take(self: &Arc<Self>, delivery: &Delivery) -> Option<Held> {
+        self.take_all(std::iter::once((delivery, None))).pop().flatten().map(|taken| taken.held)
     }
 
     /// How many deliveries are held.
@@ -370,17 +412,12 @@ impl Held {
     }
 
     /// Whether the source has given it to somebody else, as far as is known, or may have: its lease could not be renewed in time.
-    pub(crate) fn is_lost(&self) -> bool {
-        let (ledger, now) = (&self.ledger, Instant::now());
+    pub(crate) fn is_lost(&self, now: Instant) -> bool {
+        let ledger = &self.ledger;
         if ledger.lost.load(Relaxed) == 0 && ledger.millis(now) < ledger.good_until.load(Relaxed) {
             return false;
         }
         ledger.entries().held.get(&self.id).is_some_and(|entry| entry.lost || now >= entry.until)
-    }
-
-    /// It is a copy: what is to be settled is elsewhere.
-    fn forget(mut self) {
-        self.settled = true;
     }
 
     fn send(&mut self, disposal: Disposal) {
@@ -428,15 +465,18 @@ async fn settle_all(
     let mut sending = FuturesUnordered::new();
     let (mut pause, mut together) = (RETRY.0, TOGETHER);
     let (mut not_before, mut is_over) = (Instant::now(), false);
+    // When the first of those came that wait.
+    let mut came = Instant::now();
     loop {
         if is_over && waiting.is_empty() && sending.is_empty() {
             return;
         }
-        let worth = if sending.is_empty() { 1 } else { WORTH_ANOTHER };
+        let is_worth = sending.is_empty() || waiting.len() >= WORTH_ANOTHER.0;
+        let due = if is_worth { not_before } else { not_before.max(came + WORTH_ANOTHER.1) };
         // Asked each time: a source that is not open yet does not know.
         let has_room = sending.is_empty() || sending.len() < source.settles_at_once();
-        let may_send = has_room && waiting.len() >= worth;
-        if may_send && Instant::now() >= not_before {
+        let may_send = has_room && !waiting.is_empty();
+        if may_send && Instant::now() >= due {
             while waiting.len() < TOGETHER
                 && let Ok(more) = queue.try_recv()
             {
@@ -444,6 +484,7 @@ async fn settle_all(
             }
             let Some(ledger) = ledger.upgrade() else { return };
             let batch: Vec<_> = waiting.drain(..together.min(waiting.len())).collect();
+            came = Instant::now();
             let source = &*source;
             sending.push(async move {
                 let sent = batch.len();
@@ -481,9 +522,12 @@ async fn settle_all(
             },
             count = queue.recv_many(&mut arrived, TOGETHER), if !is_over && waiting.len() < TOGETHER => {
                 is_over = count == 0;
+                if waiting.is_empty() {
+                    came = Instant::now();
+                }
                 waiting.extend(arrived.drain(..));
             }
-            () = tokio::time::sleep_until(not_before), if may_send => {}
+            () = tokio::time::sleep_until(due), if may_send => {}
         }
     }
 }
@@ -550,7 +594,7 @@ mod tests {
     }
 
     fn delivery(id: DeliveryId) -> Delivery {
-        let (receipt, text) = (Receipt(id.to_string().into()), b"".as_slice().into());
+        let (receipt, text) = (Receipt::Numbers([id, 0, 0, 0]), b"".as_slice().into());
         Delivery { id, receipt, group: None, text, attempt: 1 }
     }
 
@@ -561,21 +605,24 @@ mod tests {
         ledger.begin_claim(LEASE);
         // A claim that waits for longer than the lease brings deliveries that are good all the same.
         tokio::time::advance(LEASE * 2).await;
-        let first = ledger.take(&delivery(1), None).unwrap();
-        assert!(!first.is_lost());
+        let first = ledger.take(&delivery(1)).unwrap();
+        assert!(!first.is_lost(Instant::now()));
         tokio::time::advance(LEASE / 3).await;
         assert_eq!(ledger.renew(LEASE).await, Ok(0));
         source.0.store(false, Relaxed);
         ledger.begin_claim(LEASE);
-        let second = ledger.take(&delivery(2), None).unwrap();
+        let second = ledger.take(&delivery(2)).unwrap();
         tokio::time::advance(LEASE / 2).await;
         assert!(ledger.renew(LEASE).await.is_err());
-        assert!(!first.is_lost() && !second.is_lost(), "there is time left");
+        assert!(!first.is_lost(Instant::now()) && !second.is_lost(Instant::now()), "there is time left");
         tokio::time::advance(LEASE / 2).await;
-        assert!(first.is_lost() && second.is_lost());
+        assert!(first.is_lost(Instant::now()) && second.is_lost(Instant::now()));
         source.0.store(true, Relaxed);
         assert_eq!(ledger.renew(LEASE).await, Ok(0));
-        assert!(!first.is_lost() && !second.is_lost(), "the source says that they are still ours");
+        assert!(
+            !first.is_lost(Instant::now()) && !second.is_lost(Instant::now()),
+            "the source says that they are still ours"
+        );
     }
 
     /// Answers to a batch when it is let, several at once.
@@ -629,7 +676,7 @@ mod tests {
     fn settle(ledger: &Arc<Ledger>, from: DeliveryId, count: u64) {
         ledger.begin_claim(LEASE);
         for id in from..from + count {
-            ledger.take(&delivery(id), None).expect("not here yet").settle(Disposal::Done);
+            ledger.take(&delivery(id)).expect("not here yet").settle(Disposal::Done);
         }
     }
 

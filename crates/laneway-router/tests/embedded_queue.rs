@@ -950,8 +950,11 @@ async fn the_text_of_a_message_is_not_printed_with_it() {
 async fn nonsense_receipts_are_stale() {
     let (_store, queue) = memory(inline());
     let nonsense = ["", "-", "--", "---", "1-1-1-1", "+1-1-1", "g-1-1", " 1-1-1", "1-1-1"];
-    let receipts: Vec<_> = nonsense.iter().map(|text| Receipt((*text).into())).collect();
-    assert_eq!(queue.extend(receipts.clone(), SECOND).await, Ok(vec![Settled::Stale; nonsense.len()]));
+    let texts = nonsense.iter().map(|text| Receipt::Text((*text).into()));
+    let numbers = [[0; 4], [1, 1, 1, 0], [1, 1, 1, 1], [u64::MAX; 4]].map(Receipt::Numbers);
+    let receipts: Vec<_> = texts.chain(numbers).collect();
+    let stale = vec![Settled::Stale; receipts.len()];
+    assert_eq!(queue.extend(receipts.clone(), SECOND).await, Ok(stale.clone()));
     let disposals = receipts.into_iter().map(|receipt| (receipt, Disposal::Done)).collect();
-    assert_eq!(queue.settle(disposals).await, Ok(vec![Settled::Stale; nonsense.len()]));
+    assert_eq!(queue.settle(disposals).await, Ok(stale));
 }

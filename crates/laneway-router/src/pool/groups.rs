@@ -254,7 +254,7 @@ impl Groups {
         let mut shard = self.shard(key);
         if let Some(group) = shard.groups.get_mut(key) {
             group.barred = false;
-            if !group.is_needed(Instant::now()) {
+            if !group.is_needed() {
                 shard.remove(key);
             }
         }
@@ -272,7 +272,7 @@ impl Groups {
             // Left behind by an attempt that was dropped half way.
             shard.running.remove(key);
         }
-        if !group.is_needed(Instant::now()) {
+        if !group.is_needed() {
             shard.remove(key);
         }
     }
@@ -401,8 +401,8 @@ impl Groups {
 
 impl Group {
     /// Whether anything about it has to be remembered.
-    fn is_needed(&self, now: Instant) -> bool {
-        self.depth > 0 || self.barred || self.next_at.is_some_and(|at| at > now)
+    fn is_needed(&self) -> bool {
+        self.depth > 0 || self.barred || self.next_at.is_some_and(|at| at > Instant::now())
     }
 
     /// How many messages it may have: all that is allowed, or what it works off in the time it is given.
@@ -434,8 +434,7 @@ impl Shard {
     /// Removes what is kept for its rate only and is not needed any more, whenever there are twice as many entries as after the last time.
     fn sweep(&mut self) {
         if self.groups.len() > 2 * self.swept + 64 {
-            let now = Instant::now();
-            self.groups.retain(|_, group| group.is_needed(now));
+            self.groups.retain(|_, group| group.is_needed());
             self.long.retain(|_, key| self.groups.contains_key(key));
             self.swept = self.groups.len();
         }

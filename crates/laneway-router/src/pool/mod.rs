@@ -282,7 +282,8 @@ impl Core {
     async fn attempt(&self, mut delivery: laneway::Delivery<GroupKey, Job>) -> Outcome {
         let settings = self.settings.load_full();
         let key = delivery.key().clone();
-        if delivery.held.as_ref().is_some_and(Held::is_lost) {
+        let started = Instant::now();
+        if delivery.held.as_ref().is_some_and(|held| held.is_lost(started)) {
             delivery.note("its lease was lost");
             return self.send_back(key, Duration::ZERO);
         }
@@ -297,7 +298,6 @@ impl Core {
         }
         let (message, sequence, attempt) =
             (Arc::clone(&delivery.message), delivery.sequence, delivery.attempt());
-        let started = Instant::now();
         let traceparent = delivery.trace.as_mut().and_then(|trace| trace.begin(attempt));
         let call = Call { message: &message, key: key.name(), sequence, attempt, traceparent };
         self.groups.begin(&key, Arc::clone(&message), attempt, started, delivery.worker());
@@ -538,9 +538,12 @@ pub(crate) struct NoRoom {
     pub(crate) patience: Duration,
 }
 
-/// A message on its way into a pool.
+/// A message that has a place in a pool, on its way into it.
+pub(crate) type Placed = laneway::Message<GroupKey, Job>;
+
+/// A message that is to have one.
 pub(crate) struct Entry {
-    pub(crate) message: Message,
+    pub(crate) message: Arc<Message>,
     pub(crate) sequence: u64,
     pub(crate) held: Held,
     pub(crate) key: GroupKey,
@@ -700,8 +703,8 @@ impl Pool {
         codes.get(code).copied().unwrap_or(0)
     }
 
-    /// Takes a message in, if there is room for it.
-    pub(crate) fn take(&self, entry: Entry) -> Result<(), NoRoom> {
+    /// Makes room for a message, if there is any. Whoever gets a place [submits](Self::submit_all) it before long.
+    pub(crate) fn place(&self, entry: Entry) -> Result<Placed, NoRoom> {
         let settings = self.core.settings.load();
         let Entry { message, sequence, held, key, foreign } = entry;
         // The place is taken before the state is read, and whoever removes a pool writes the state before it counts: one of the two sees the
@@ -740,18 +743,20 @@ impl Pool {
         let priority = tier(message.priority);
         let place = Place { pool: Arc::clone(&self.core), key: key.clone(), foreign };
         let trace = self.core.record.spans().arrived(&message, &self.code, key.name());
-        let job = Job { message: Arc::new(message), sequence, held: Some(held), trace, _place: place };
-        match self.handle.try_submit(laneway::Message::new(key, job).priority(priority)) {
-            Ok(_) => {
-                self.core.counters.submitted.fetch_add(1, Relaxed);
-                Ok(())
-            }
-            Err(mut refused) => {
-                let held = refused.message.body.held.take().expect("nobody has settled it yet");
-                // The engine's own bounds stand behind the pool's, so that it can only be closed.
-                Err(self.refuse(held, &self.core.counters.refused_not_open))
-            }
-        }
+        let job = Job { message, sequence, held: Some(held), trace, _place: place };
+        Ok(laneway::Message::new(key, job).priority(priority))
+    }
+
+    /// Takes messages in that have their places, in order: together, so that slots are woken for all of them and not for each. Those come back that were refused.
+    pub(crate) fn submit_all(&self, placed: Vec<Placed>) -> Vec<NoRoom> {
+        let report = self.handle.submit_batch(placed);
+        self.core.counters.submitted.fetch_add(report.accepted as u64, Relaxed);
+        let refused = report.refused.into_iter().map(|mut refused| {
+            let held = refused.message.body.held.take().expect("nobody has settled it yet");
+            // The engine's own bounds stand behind the pool's, so that it can only be closed.
+            self.refuse(held, &self.core.counters.refused_not_open)
+        });
+        refused.collect()
     }
 
     fn refuse(&self, held: Held, counter: &AtomicU64) -> NoRoom {

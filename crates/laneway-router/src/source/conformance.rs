@@ -377,9 +377,11 @@ pub async fn settle_many_answers_in_order(subject: &dyn Subject) {
     let receipts = [1, 0, 2, 1].map(|at| (held[at].receipt.clone(), Disposal::Done));
     let settled = reader.settle(receipts.to_vec()).await;
     assert_eq!(settled, [Settled::Settled, Settled::Stale, Settled::Settled, Settled::Stale]);
-    let nonsense = ["", "x", "1-2", "ffffffffffffffffff-1-1", "é"].map(|text| Receipt(text.into()));
-    let settled = reader.settle(nonsense.into_iter().map(|receipt| (receipt, Disposal::Done)).collect());
-    assert_eq!(settled.await, [Settled::Stale; 5]);
+    let texts = ["", "x", "1-2", "ffffffffffffffffff-1-1", "é"].map(|text| Receipt::Text(text.into()));
+    let numbers = [[0; 4], [1, 1, 1, 0], [u64::MAX; 4]].map(Receipt::Numbers);
+    let nonsense = texts.into_iter().chain(numbers);
+    let settled = reader.settle(nonsense.map(|receipt| (receipt, Disposal::Done)).collect());
+    assert_eq!(settled.await, [Settled::Stale; 8]);
 }
 
 /// What is settled stays settled when its lease would have run out.

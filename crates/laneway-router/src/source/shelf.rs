@@ -16,8 +16,7 @@
 //!
 //! A receipt names the shelf, the message and the handing-out. One of an older handing-out, of another shelf, or of a message that is gone is stale.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::fmt::Write;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -65,8 +64,10 @@ pub struct Shelf<T> {
     ready: VecDeque<Key>,
     /// Lanes whose head has to wait until then.
     delayed: BTreeSet<(Instant, Key)>,
-    /// When leases run out.
-    leases: BTreeSet<(Instant, DeliveryId)>,
+    /// When leases run out, and how many at each time: those of a claim run out together.
+    leases: BTreeMap<Instant, usize>,
+    /// How many are leased.
+    leased: usize,
     handed_out: u64,
     /// How many are being settled.
     settling: usize,
@@ -126,7 +127,8 @@ impl<T: Clone> Shelf<T> {
             lanes: HashMap::default(),
             ready: VecDeque::new(),
             delayed: BTreeSet::new(),
-            leases: BTreeSet::new(),
+            leases: BTreeMap::new(),
+            leased: 0,
             handed_out: 0,
             settling: 0,
         }
@@ -144,18 +146,23 @@ impl<T: Clone> Shelf<T> {
 
     /// Whether any message is claimed, or is being settled.
     pub fn has_claimed(&self) -> bool {
-        !self.leases.is_empty() || self.settling > 0
+        self.leased + self.settling > 0
     }
 
     /// What is waiting here, and what is claimed.
     pub fn depth(&self) -> Depth {
-        let leased = (self.leases.len() + self.settling) as u64;
+        let leased = (self.leased + self.settling) as u64;
         Depth { waiting: self.items.len() as u64 - leased, leased, ..Depth::default() }
     }
 
     /// The handles of messages that are claimed, or are being settled.
     pub fn claimed(&self) -> impl Iterator<Item = &T> {
         self.items.values().filter(|item| item.state != State::Waiting).map(|item| &item.handle)
+    }
+
+    /// The handles of all messages.
+    pub fn handles(&self) -> impl Iterator<Item = &T> {
+        self.items.values().map(|item| &item.handle)
     }
 
     /// The handle of a message.
@@ -214,7 +221,7 @@ impl<T: Clone> Shelf<T> {
     /// When the next claim may have something that it has not now: the end of a delay, or of a lease.
     pub fn next_event(&self) -> Option<Instant> {
         let delay = self.delayed.first().map(|(time, _)| *time);
-        let lease = self.leases.first().map(|(time, _)| *time);
+        let lease = self.leases.first_key_value().map(|(time, _)| *time);
         delay.into_iter().chain(lease).min()
     }
 
@@ -248,9 +255,11 @@ impl<T: Clone> Shelf<T> {
         let id = self.leased(receipt)?;
         let item = self.items.get_mut(&id)?;
         if let State::Leased { turn, until } = item.state {
-            self.leases.remove(&(until, id));
             item.state = State::Settling { turn, until };
+            let handle = item.handle.clone();
+            self.end_lease(until);
             self.settling += 1;
+            return Some((id, handle));
         }
         Some((id, item.handle.clone()))
     }
@@ -265,20 +274,17 @@ impl<T: Clone> Shelf<T> {
         let Some(item) = self.items.remove(&id) else { return };
         match item.state {
             State::Waiting => {}
-            State::Leased { until, .. } => {
-                self.leases.remove(&(until, id));
-            }
+            State::Leased { until, .. } => self.end_lease(until),
             State::Settling { .. } => self.settling -= 1,
         }
-        let key = self.key(id, &item);
+        // A lane has only what waits, and is gone without it.
         if item.state == State::Waiting {
+            let key = self.key(id, &item);
             self.unlist(&key);
             if let Some(lane) = self.lanes.get_mut(&key) {
                 lane.waiting.remove(&id);
             }
             self.list(key);
-        } else {
-            self.forget_empty(&key);
         }
     }
 
@@ -289,7 +295,7 @@ impl<T: Clone> Shelf<T> {
             self.settling -= 1;
             let until = until.max(now + grace);
             item.state = State::Leased { turn, until };
-            self.leases.insert((until, id));
+            self.begin_lease(until);
         }
     }
 
@@ -308,14 +314,27 @@ impl<T: Clone> Shelf<T> {
 
     /// Messages whose lease is over wait again.
     pub fn expire(&mut self, now: Instant) {
-        while let Some(&(until, id)) = self.leases.first().filter(|(until, _)| *until <= now) {
-            self.leases.remove(&(until, id));
-            if let Some(item) = self.items.get_mut(&id) {
-                item.state = State::Waiting;
-                item.not_before = None;
-                let item = &self.items[&id];
-                let key = self.key(id, item);
-                self.wait(key, id);
+        if self.leases.first_key_value().is_none_or(|(until, _)| *until > now) {
+            return;
+        }
+        // Rare enough to look through all of them.
+        let is_over = |item: &Item<T>| matches!(item.state, State::Leased { until, .. } if until <= now);
+        let over: Vec<DeliveryId> =
+            self.items.iter().filter(|(_, item)| is_over(item)).map(|(id, _)| *id).collect();
+        over.into_iter().for_each(|id| self.put_back(id, None));
+    }
+
+    fn begin_lease(&mut self, until: Instant) {
+        *self.leases.entry(until).or_default() += 1;
+        self.leased += 1;
+    }
+
+    fn end_lease(&mut self, until: Instant) {
+        self.leased -= 1;
+        if let Some(count) = self.leases.get_mut(&until) {
+            *count -= 1;
+            if *count == 0 {
+                self.leases.remove(&until);
             }
         }
     }
@@ -342,6 +361,8 @@ impl<T: Clone> Shelf<T> {
     ) {
         let Some(lane) = self.lanes.get_mut(key) else { return };
         lane.listed = Listed::Nowhere;
+        let until = now + lease;
+        let before = claimed.len();
         for _ in 0..TURN {
             let Some(&id) = lane.waiting.first() else { break };
             let item = self.items.get_mut(&id).expect("what waits is on the shelf");
@@ -350,27 +371,26 @@ impl<T: Clone> Shelf<T> {
             }
             lane.waiting.pop_first();
             self.handed_out += 1;
-            let (turn, until) = (self.handed_out, now + lease);
+            let turn = self.handed_out;
             item.attempts = item.attempts.saturating_add(1);
             item.state = State::Leased { turn, until };
             item.not_before = None;
-            self.leases.insert((until, id));
             claimed.push(Delivery {
                 id,
-                receipt: receipt(self.tag, id, turn),
+                receipt: Receipt::Numbers([self.tag, id, turn, 0]),
                 group: item.group.clone(),
                 text: Arc::clone(&item.text),
                 attempt: item.attempts,
             });
         }
+        (before..claimed.len()).for_each(|_| self.begin_lease(until));
         self.list(key.clone());
     }
 
     /// The message of a receipt that is good.
     fn leased(&self, receipt: &Receipt) -> Option<DeliveryId> {
-        let mut parts = receipt.0.split('-').map(|part| u64::from_str_radix(part, 16).ok());
-        let (tag, id, turn) = (parts.next()??, parts.next()??, parts.next()??);
-        let state = self.items.get(&id).filter(|_| tag == self.tag && parts.next().is_none())?.state;
+        let Receipt::Numbers([tag, id, turn, 0]) = *receipt else { return None };
+        let state = self.items.get(&id).filter(|_| tag == self.tag)?.state;
         matches!(state, State::Leased { turn: this, .. } if this == turn).then_some(id)
     }
 
@@ -378,19 +398,19 @@ impl<T: Clone> Shelf<T> {
         if let Some(item) = self.items.get_mut(&id)
             && let State::Leased { turn, until } = item.state
         {
-            self.leases.remove(&(until, id));
             item.state = State::Leased { turn, until: time };
-            self.leases.insert((time, id));
+            self.end_lease(until);
+            self.begin_lease(time);
         }
     }
 
     fn put_back(&mut self, id: DeliveryId, not_before: Option<Instant>) {
         let Some(item) = self.items.get_mut(&id) else { return };
-        if let State::Leased { until, .. } = item.state {
-            self.leases.remove(&(until, id));
-        }
-        item.state = State::Waiting;
+        let before = std::mem::replace(&mut item.state, State::Waiting);
         item.not_before = not_before;
+        if let State::Leased { until, .. } = before {
+            self.end_lease(until);
+        }
         let key = self.key(id, &self.items[&id]);
         self.wait(key, id);
     }
@@ -399,9 +419,14 @@ impl<T: Clone> Shelf<T> {
     fn wait(&mut self, key: Key, id: DeliveryId) {
         let lane = self.lanes.entry(key.clone()).or_default();
         lane.waiting.insert(id);
-        if lane.waiting.first() == Some(&id) || lane.listed == Listed::Nowhere {
-            self.unlist(&key);
-            self.list(key);
+        match lane.listed {
+            Listed::Nowhere => self.list(key),
+            _ if lane.waiting.first() == Some(&id) => {
+                self.unlist(&key);
+                self.list(key);
+            }
+            // Behind the others.
+            _ => {}
         }
     }
 
@@ -439,14 +464,6 @@ impl<T: Clone> Shelf<T> {
             self.lanes.remove(key);
         }
     }
-}
-
-/// What [`Shelf::leased`] reads.
-fn receipt(tag: u64, id: DeliveryId, turn: u64) -> Receipt {
-    // As long as it can be, so that it is never moved while it is written.
-    let mut text = String::with_capacity(3 * 16 + 2);
-    write!(text, "{tag:x}-{id:x}-{turn:x}").expect("a text takes everything");
-    Receipt(text.into())
 }
 
 #[cfg(test)]
@@ -559,8 +576,10 @@ mod tests {
         other.put(1, "a");
         let held = other.claim(1);
         rig.claim(1);
-        for text in [&*held[0].receipt.0, "", "x", "1-1-1", "1-1", "é", "1-1-1-1"] {
-            assert_eq!(rig.shelf.extend(&Receipt(text.into()), LEASE, rig.now), Settled::Stale, "{text}");
+        let nonsense =
+            [Receipt::Text("1-1-1".into()), Receipt::Numbers([1, 1, 1, 0]), Receipt::Numbers([0; 4])];
+        for receipt in nonsense.into_iter().chain([held[0].receipt.clone()]) {
+            assert_eq!(rig.shelf.extend(&receipt, LEASE, rig.now), Settled::Stale, "{receipt:?}");
         }
         let mine = rig.claim(1);
         assert!(mine.is_empty());

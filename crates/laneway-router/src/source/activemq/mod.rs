@@ -20,7 +20,7 @@
 
 mod sink;
 mod source;
-mod stomp;
+pub mod stomp;
 
 pub use sink::ActiveSink;
 pub use source::{ActiveQueue, ActiveSource};
@@ -130,7 +130,8 @@ impl Settings {
             .map_or_else(|| "stomp://?".to_owned(), |parts| format!("stomp://{}:{}", parts.host, parts.port))
     }
 
-    async fn connect(&self) -> Result<(Sender, Receiver), SourceError> {
+    /// A connection to the broker, with nothing subscribed to.
+    pub async fn connect(&self) -> Result<(Sender, Receiver), SourceError> {
         let parts =
             parts(self.url.expose()).ok_or_else(|| SourceError::Broken("not a URL of STOMP".to_owned()))?;
         let login = Login {

@@ -155,27 +155,15 @@ impl Inner {
             return Err(SourceError::Closed);
         }
         let sender = self.sender();
-        let mut answers = vec![Settled::Stale; disposals.len()];
-        let (mut taken, mut frames) = (Vec::new(), Vec::new());
-        for (place, (receipt, disposal)) in disposals.iter().enumerate() {
-            let reason = match disposal {
-                Disposal::GiveBack { delay } => {
-                    answers[place] = self.pushed.give_back(receipt, *delay);
-                    continue;
-                }
-                Disposal::Done => None,
-                Disposal::DeadLetter { reason } => Some((&self.settings.dead_letters, reason)),
-                Disposal::Quarantine { reason } => Some((&self.settings.quarantine, reason)),
-            };
-            let copied = reason.and_then(|_| self.pushed.copy(receipt));
-            let Some(one) = self.pushed.take(receipt) else { continue };
-            match (reason, copied) {
-                (Some((queue, reason)), Some(copied)) => {
-                    frames.extend(self.put_aside(queue, reason, &copied))
-                }
-                _ => frames.push(ack(&one.tag)),
+        let copied: Vec<_> =
+            disposals.iter().map(|(receipt, disposal)| self.letter(receipt, disposal)).collect();
+        let (mut answers, taken) = self.pushed.begin(&disposals);
+        let mut frames = Vec::with_capacity(taken.len());
+        for (place, one) in &taken {
+            match &copied[*place] {
+                Some((queue, reason, copied)) => frames.extend(self.put_aside(queue, reason, copied)),
+                None => frames.push(ack(&one.tag)),
             }
-            taken.push((place, one));
         }
         // The sender was asked for first: if there is a new connection since, what came over that is asked for in vain over the old one, and comes again.
         let sent = match sender {
@@ -188,6 +176,20 @@ impl Inner {
         let what = |place: usize| Acknowledged::of(&disposals[place].1, sent);
         self.pushed.acknowledged(taken.into_iter().map(|(place, taken)| (taken, what(place))));
         Ok(answers)
+    }
+
+    /// What is to be copied before it is acknowledged: to which queue, and why.
+    fn letter<'a>(
+        &'a self,
+        receipt: &Receipt,
+        disposal: &'a Disposal,
+    ) -> Option<(&'a str, &'a str, Copied<Tag>)> {
+        let (queue, reason) = match disposal {
+            Disposal::DeadLetter { reason } => (&self.settings.dead_letters, reason),
+            Disposal::Quarantine { reason } => (&self.settings.quarantine, reason),
+            Disposal::Done | Disposal::GiveBack { .. } => return None,
+        };
+        Some((queue, reason, self.pushed.copy(receipt)?))
     }
 
     /// A letter to another queue and the acknowledgement of its original, both or neither.

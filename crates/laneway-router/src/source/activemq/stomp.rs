@@ -25,33 +25,40 @@ const HEAD_BYTES_MAX: usize = 256 * 1024;
 
 /// A command, its headers, and a body.
 #[derive(Clone, PartialEq)]
-pub(super) struct Frame {
-    pub(super) command: String,
-    pub(super) headers: Vec<(String, String)>,
-    pub(super) body: Vec<u8>,
+pub struct Frame {
+    /// What is to be done, or has been.
+    pub command: String,
+    /// Names and values, in order.
+    pub headers: Vec<(String, String)>,
+    /// What it carries.
+    pub body: Vec<u8>,
 }
 
 impl Frame {
-    pub(super) fn new(command: &str) -> Self {
+    /// A command without headers and body.
+    pub fn new(command: &str) -> Self {
         Frame { command: command.to_owned(), headers: Vec::new(), body: Vec::new() }
     }
 
-    pub(super) fn with(mut self, name: &str, value: impl Into<String>) -> Self {
+    /// One more header.
+    pub fn with(mut self, name: &str, value: impl Into<String>) -> Self {
         self.headers.push((name.to_owned(), value.into()));
         self
     }
 
-    pub(super) fn body(mut self, body: &[u8]) -> Self {
+    /// Another body.
+    pub fn body(mut self, body: &[u8]) -> Self {
         self.body = body.to_vec();
         self
     }
 
     /// A header. Where there are two of a name, the first one counts.
-    pub(super) fn header(&self, name: &str) -> Option<&str> {
+    pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(other, _)| other == name).map(|(_, value)| value.as_str())
     }
 
-    pub(super) fn encode(&self) -> Vec<u8> {
+    /// As it is sent.
+    pub fn encode(&self) -> Vec<u8> {
         // Headers of the first frame are not escaped, for the sake of older servers.
         let plain = self.command == "CONNECT";
         let escaped = |text: &str| if plain { text.to_owned() } else { escape(text) };
@@ -180,18 +187,22 @@ fn parse_head(head: &[u8]) -> Result<Frame, String> {
 }
 
 /// How to connect.
-pub(super) struct Login<'a> {
-    pub(super) host: &'a str,
-    pub(super) port: u16,
-    pub(super) user: Option<(&'a str, &'a str)>,
-    pub(super) heartbeat: Duration,
+pub struct Login<'a> {
+    /// Where the broker is.
+    pub host: &'a str,
+    /// See `host`.
+    pub port: u16,
+    /// A name and a password.
+    pub user: Option<(&'a str, &'a str)>,
+    /// How often we would say that we are there.
+    pub heartbeat: Duration,
     /// No answer may take longer.
-    pub(super) patience: Duration,
+    pub patience: Duration,
 }
 
 /// Why there is no connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Failure {
+pub enum Failure {
     /// It may come back.
     Lost(String),
     /// The broker has said no.
@@ -210,10 +221,10 @@ struct Shared {
 
 /// Sends frames. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct Sender(Arc<Shared>);
+pub struct Sender(Arc<Shared>);
 
 /// Receives messages, notes receipts, and keeps the connection alive, as long as it is asked.
-pub(super) struct Receiver {
+pub struct Receiver {
     shared: Arc<Shared>,
     reader: OwnedReadHalf,
     decoder: Decoder,
@@ -226,7 +237,7 @@ pub(super) struct Receiver {
 }
 
 /// Connects and says who we are.
-pub(super) async fn connect(login: Login<'_>) -> Result<(Sender, Receiver), Failure> {
+pub async fn connect(login: Login<'_>) -> Result<(Sender, Receiver), Failure> {
     let patience = login.patience;
     match timeout(patience, begin(login)).await {
         Ok(connected) => connected,
@@ -299,13 +310,13 @@ impl Sender {
     }
 
     /// Sends frames, and does not wait for an answer.
-    pub(super) async fn send(&self, frames: &[Frame]) -> Result<(), Failure> {
+    pub async fn send(&self, frames: &[Frame]) -> Result<(), Failure> {
         let bytes: Vec<u8> = frames.iter().flat_map(Frame::encode).collect();
         self.write(&bytes).await
     }
 
     /// Sends frames, and waits until the broker has dealt with them: they are dealt with in order, so the receipt of the last one is that of all.
-    pub(super) async fn ask(&self, mut frames: Vec<Frame>) -> Result<(), Failure> {
+    pub async fn ask(&self, mut frames: Vec<Frame>) -> Result<(), Failure> {
         let ended = || Failure::Lost("the connection has ended".to_owned());
         let Some(last) = frames.pop() else { return Ok(()) };
         let number = self.0.next.fetch_add(1, Relaxed);
@@ -326,7 +337,7 @@ impl Sender {
 
 impl Receiver {
     /// The next message. After an error there is none.
-    pub(super) async fn message(&mut self) -> Result<Frame, Failure> {
+    pub async fn message(&mut self) -> Result<Frame, Failure> {
         loop {
             let frame = self.frame().await;
             match frame {
@@ -340,7 +351,7 @@ impl Receiver {
     }
 
     /// A message that is here already.
-    pub(super) fn message_now(&mut self) -> Option<Frame> {
+    pub fn message_now(&mut self) -> Option<Frame> {
         while self.put_off.is_none() {
             match self.decoder.next() {
                 Ok(Some(frame)) if frame.command == "MESSAGE" => return Some(frame),

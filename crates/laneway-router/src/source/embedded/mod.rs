@@ -1072,15 +1072,13 @@ impl EmbeddedQueue {
 
     /// What a receipt of this epoch names. Sequences are those of the store, so a receipt of another queue names nothing in this one.
     fn sequence_of(&self, receipt: &Receipt) -> Option<(Sequence, u64)> {
-        let mut parts = receipt.0.split('-').map(|part| u64::from_str_radix(part, 16));
-        let (epoch, sequence, generation) = (parts.next()?, parts.next()?, parts.next()?);
-        (epoch.ok()? == self.inner.epoch && parts.next().is_none()).then_some(())?;
-        Some((sequence.ok()?, generation.ok()?))
+        let Receipt::Numbers([epoch, sequence, generation, 0]) = *receipt else { return None };
+        (epoch == self.inner.epoch).then_some((sequence, generation))
     }
 }
 
 fn receipt(epoch: u64, sequence: Sequence, generation: u64) -> Receipt {
-    Receipt(format!("{epoch:x}-{sequence:x}-{generation:x}").into())
+    Receipt::Numbers([epoch, sequence, generation, 0])
 }
 
 fn fate(disposal: Disposal, attempts: u16, now: Millis) -> Fate {

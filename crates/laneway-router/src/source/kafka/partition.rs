@@ -46,16 +46,14 @@ pub(super) struct Named {
 impl Named {
     /// What a receipt names, if it is one of ours.
     pub(super) fn by(receipt: &Receipt) -> Option<Named> {
-        let mut parts = receipt.0.split('-').map(|part| u64::from_str_radix(part, 16).ok());
-        let (tag, partition) = (parts.next()??, parts.next()??);
-        let (offset, generation) = (parts.next()??, parts.next()??);
+        let Receipt::Numbers([tag, partition, offset, generation]) = *receipt else { return None };
         let (partition, offset) = (i32::try_from(partition).ok()?, i64::try_from(offset).ok()?);
-        parts.next().is_none().then_some(Named { partition, tag, offset, generation })
+        Some(Named { partition, tag, offset, generation })
     }
 
     fn receipt(&self) -> Receipt {
-        let Named { partition, tag, offset, generation } = self;
-        Receipt(format!("{tag:x}-{partition:x}-{offset:x}-{generation:x}").into())
+        let Named { partition, tag, offset, generation } = *self;
+        Receipt::Numbers([tag, partition as u64, offset as u64, generation])
     }
 }
 

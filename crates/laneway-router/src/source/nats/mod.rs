@@ -20,6 +20,8 @@
 //!    belongs to a consumer that is gone.
 //! 4. A message that is lost on its way here (a connection that breaks, a server that restarts) would be handed out again only after its successors. So the
 //!    consumer's own numbers are watched: one that is missing makes the instance begin again with a new consumer, as in 2.
+//! 5. What such an instance still has in hand of the old consumer may come back while the new one is on its way to it. It is not handed out from where it lies: what
+//!    was in front of it may have left the shelf meanwhile. It is taken off, and comes again with the new consumer, in its place.
 //!
 //! # What an acknowledgement means
 //!

@@ -80,6 +80,9 @@ struct Tenancy {
     draining: bool,
     /// Some of it was taken off the shelf while nothing might be handed out: it has to be read anew.
     torn: bool,
+    /// Some of it is on the shelf that another consumer has brought. If it is not claimed, or not any more, it waits until this one brings it: what is in front of
+    /// it may have been taken off the shelf meanwhile.
+    has_older: bool,
     /// So many messages were there when we began; once they have come, whatever else we hold of the partition is gone at the server.
     first: u64,
     swept: bool,
@@ -88,7 +91,9 @@ struct Tenancy {
 impl State {
     /// A partition is ours, or ours again with another consumer.
     pub(super) fn gain(&mut self, number: usize, consumer: Arc<str>, until: Instant, first: u64) {
-        let tenancy = Tenancy { consumer, until, draining: false, torn: false, first, swept: false };
+        let has_older = self.shelf.handles().any(|handle| handle.partition == number);
+        let tenancy =
+            Tenancy { consumer, until, draining: false, torn: false, has_older, first, swept: false };
         self.tenancies.insert(number, tenancy);
         self.sweep(number, 1);
     }
@@ -150,23 +155,26 @@ impl State {
     fn sweep(&mut self, number: usize, next: u64) {
         let Some(tenancy) = self.tenancies.get_mut(&number) else { return };
         if !tenancy.swept && next > tenancy.first {
-            tenancy.swept = true;
+            (tenancy.swept, tenancy.has_older) = (true, false);
             let consumer = Arc::clone(&tenancy.consumer);
             self.shelf.remove_if(|handle, _| handle.partition == number && handle.consumer != consumer);
         }
     }
 
     fn claim(&mut self, wants: Wants, now: Instant) -> Vec<Delivery> {
-        let mut has_torn = false;
+        let mut is_gappy = false;
         for tenancy in self.tenancies.values_mut() {
             tenancy.torn |= tenancy.draining || tenancy.until <= now;
-            has_torn |= tenancy.torn;
+            is_gappy |= tenancy.torn || tenancy.has_older;
         }
-        if has_torn {
+        if is_gappy {
             self.shelf.expire(now);
             let tenancies = &self.tenancies;
-            let is_torn = |partition: &usize| tenancies.get(partition).is_some_and(|tenancy| tenancy.torn);
-            self.shelf.remove_if(|handle, claimed| !claimed && is_torn(&handle.partition));
+            let comes_again = |handle: &Handle| {
+                let tenancy = tenancies.get(&handle.partition);
+                tenancy.is_some_and(|tenancy| tenancy.torn || tenancy.consumer != handle.consumer)
+            };
+            self.shelf.remove_if(|handle, claimed| !claimed && comes_again(handle));
         }
         self.shelf.claim(wants.most, wants.lease, now)
     }
@@ -298,6 +306,40 @@ enum Told {
     Absent(String),
 }
 
+/// Sends an acknowledgement for each, and gathers the answers, for so long.
+async fn ask_all(client: &Client, done: &[Begun], patience: Duration) -> Result<Vec<Answer>, String> {
+    let failed = |error: &dyn std::fmt::Display| format!("not acknowledged: {error}");
+    let inbox = client.new_inbox();
+    let mut answers = vec![Answer::Silence; done.len()];
+    let deadline = Instant::now() + patience;
+    let asking = async {
+        let mut came = client.subscribe(format!("{inbox}.*")).await.map_err(|error| failed(&error))?;
+        for (place, (_, _, handle)) in done.iter().enumerate() {
+            let (answer_to, ack) = (format!("{inbox}.{place}"), bytes::Bytes::from_static(b"+ACK"));
+            let sent = client.publish_with_reply(handle.reply.clone(), answer_to, ack).await;
+            sent.map_err(|error| failed(&error))?;
+        }
+        let mut missing = done.len();
+        while missing > 0
+            && let Some(answer) = came.next().await
+        {
+            let place = answer.subject.rsplit('.').next().and_then(|place| place.parse::<usize>().ok());
+            let Some(place) = place.and_then(|place| answers.get_mut(place)) else { continue };
+            missing -= usize::from(*place == Answer::Silence);
+            *place = match answer.status {
+                Some(StatusCode::NO_RESPONDERS) => Answer::NoResponders,
+                _ => Answer::Yes,
+            };
+        }
+        Ok(())
+    };
+    match tokio::time::timeout_at(deadline, asking).await {
+        Ok(Err(error)) => Err(error),
+        // Those who have answered have: only the others are tried again.
+        Ok(Ok(())) | Err(_) => Ok(answers),
+    }
+}
+
 impl NatsSource {
     /// Connects, finds or makes what is needed, and begins to keep partitions.
     pub async fn open(name: Arc<str>, settings: Settings) -> Result<Self, SourceError> {
@@ -414,7 +456,11 @@ impl NatsSource {
 
     /// Tells the server that messages are done, and waits for an answer to each: all under way at once, with one inbox and one deadline for all.
     async fn acknowledge_all(&self, done: Vec<Begun>) -> Vec<(usize, DeliveryId, Told)> {
-        let asked = if done.len() < WORTH_AN_INBOX { Ok(Vec::new()) } else { self.ask_all(&done).await };
+        let asked = if done.len() < WORTH_AN_INBOX {
+            Ok(Vec::new())
+        } else {
+            ask_all(&self.shared.client(), &done, TIMEOUT).await
+        };
         let mut asked = match asked {
             Ok(asked) => asked.into_iter(),
             Err(error) => {
@@ -422,54 +468,21 @@ impl NatsSource {
                 return done.into_iter().map(absent).collect();
             }
         };
-        let telling = done.into_iter().map(|(place, id, handle)| {
-            let answer = asked.next().unwrap_or(Answer::NotAsked);
-            async move {
-                let told = match answer {
-                    Answer::Yes => Told::Done,
-                    Answer::Silence => Told::Absent("not acknowledged: no answer in time".to_owned()),
-                    // In the usual way, which also knows what to do without the consumer.
-                    Answer::NoResponders | Answer::NotAsked => self.acknowledge(id, handle).await,
-                };
-                (place, id, told)
+        let (mut told, mut others) = (Vec::with_capacity(done.len()), Vec::new());
+        for (place, id, handle) in done {
+            match asked.next().unwrap_or(Answer::NotAsked) {
+                Answer::Yes => told.push((place, id, Told::Done)),
+                Answer::Silence => {
+                    told.push((place, id, Told::Absent("not acknowledged: no answer in time".to_owned())));
+                }
+                // In the usual way, which also knows what to do without the consumer. A future for each of the others would cost more than all of their way here.
+                Answer::NoResponders | Answer::NotAsked => {
+                    others.push(async move { (place, id, self.acknowledge(id, handle).await) });
+                }
             }
-        });
-        join_all(telling).await
-    }
-
-    /// Sends an acknowledgement for each, and gathers the answers.
-    async fn ask_all(&self, done: &[Begun]) -> Result<Vec<Answer>, String> {
-        let failed = |error: &dyn std::fmt::Display| format!("not acknowledged: {error}");
-        let client = self.shared.client();
-        let inbox = client.new_inbox();
-        let mut answers = vec![Answer::Silence; done.len()];
-        let deadline = Instant::now() + TIMEOUT;
-        let asking = async {
-            let mut came = client.subscribe(format!("{inbox}.*")).await.map_err(|error| failed(&error))?;
-            for (place, (_, _, handle)) in done.iter().enumerate() {
-                let (answer_to, ack) = (format!("{inbox}.{place}"), bytes::Bytes::from_static(b"+ACK"));
-                let sent = client.publish_with_reply(handle.reply.clone(), answer_to, ack).await;
-                sent.map_err(|error| failed(&error))?;
-            }
-            let mut missing = done.len();
-            while missing > 0
-                && let Some(answer) = came.next().await
-            {
-                let place = answer.subject.rsplit('.').next().and_then(|place| place.parse::<usize>().ok());
-                let Some(place) = place.and_then(|place| answers.get_mut(place)) else { continue };
-                missing -= usize::from(*place == Answer::Silence);
-                *place = match answer.status {
-                    Some(StatusCode::NO_RESPONDERS) => Answer::NoResponders,
-                    _ => Answer::Yes,
-                };
-            }
-            Ok(())
-        };
-        match tokio::time::timeout_at(deadline, asking).await {
-            Ok(Err(error)) => Err(error),
-            // Those who have answered have: only the others are tried again.
-            Ok(Ok(())) | Err(_) => Ok(answers),
         }
+        told.extend(join_all(others).await);
+        told
     }
 
     async fn settle_one(&self, id: DeliveryId, handle: Handle, disposal: Disposal) -> Told {
@@ -699,5 +712,123 @@ impl Drop for NatsSource {
     /// The keeper ends with the source.
     fn drop(&mut self) {
         self.shared.closing.send_replace(true);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::pool::Ungrouped;
+
+    /// Enough of a server to be asked: it answers as the subject of an acknowledgement says.
+    async fn serve(stream: TcpStream) -> std::io::Result<()> {
+        let mut stream = BufReader::new(stream);
+        stream.write_all(b"INFO {\"headers\":true,\"max_payload\":1048576,\"proto\":1}\r\n").await?;
+        let (mut line, mut inbox) = (String::new(), String::new());
+        while stream.read_line(&mut line).await? > 0 {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let answer = match words[..] {
+                ["PING"] => "PONG\r\n".to_owned(),
+                ["SUB", _, id] => {
+                    inbox = id.to_owned();
+                    String::new()
+                }
+                ["PUB", "yes", to, _] => format!("MSG {to} {inbox} 0\r\n\r\n"),
+                ["PUB", "twice", to, _] => format!("MSG {to} {inbox} 0\r\n\r\n").repeat(2),
+                ["PUB", "gone", to, _] => format!("HMSG {to} {inbox} 16 16\r\nNATS/1.0 503\r\n\r\n\r\n"),
+                ["PUB", "nonsense", to, _] => {
+                    format!("MSG {to}x {inbox} 0\r\n\r\nMSG {to}9999 {inbox} 0\r\n\r\n")
+                }
+                ["PUB", "hang-up", ..] => return Ok(()),
+                _ => String::new(),
+            };
+            stream.write_all(answer.as_bytes()).await?;
+            line.clear();
+        }
+        Ok(())
+    }
+
+    async fn client() -> (Client, tokio::task::JoinHandle<()>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let serving = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(serve(stream));
+            }
+        });
+        (async_nats::connect(address.to_string()).await.expect("a connection"), serving)
+    }
+
+    async fn ask(client: &Client, subjects: &[&str]) -> Result<Vec<Answer>, String> {
+        let handle = |subject: &&str| Handle { reply: (*subject).into(), consumer: "c".into(), partition: 0 };
+        let done: Vec<Begun> =
+            subjects.iter().enumerate().map(|(place, subject)| (place, 0, handle(subject))).collect();
+        ask_all(client, &done, Duration::from_millis(300)).await
+    }
+
+    #[tokio::test]
+    async fn each_acknowledgement_has_its_own_answer_and_silence_is_none() {
+        use Answer::{NoResponders, Silence, Yes};
+        let (client, serving) = client().await;
+        assert_eq!(ask(&client, &["yes", "gone", "yes"]).await, Ok(vec![Yes, NoResponders, Yes]));
+        assert_eq!(
+            ask(&client, &["twice", "yes"]).await,
+            Ok(vec![Yes, Yes]),
+            "an answer too many ends nothing"
+        );
+        assert_eq!(ask(&client, &["silent", "yes", "gone"]).await, Ok(vec![Silence, Yes, NoResponders]));
+        assert_eq!(ask(&client, &["nonsense", "yes"]).await, Ok(vec![Silence, Yes]), "nobody's answers");
+        assert_eq!(ask(&client, &[]).await, Ok(vec![]));
+        serving.abort();
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_ends_leaves_those_without_an_answer() {
+        let (client, serving) = client().await;
+        let answers = ask(&client, &["yes", "hang-up", "yes"]).await.expect("some have answered");
+        assert_eq!((answers.len(), answers[1]), (3, Answer::Silence), "{answers:?}");
+        let failed = ask(&client, &["yes", "not a subject"]).await.expect_err("it cannot be sent");
+        assert!(failed.starts_with("not acknowledged: "), "{failed}");
+        serving.abort();
+    }
+
+    const WANTS: Wants = Wants { most: 10, wait: Duration::ZERO, lease: Duration::from_secs(60) };
+    const NOTHING: [DeliveryId; 0] = [];
+
+    fn arrival(id: DeliveryId, consumer: &Arc<str>) -> Arrival<Handle> {
+        let handle = Handle { reply: "ack".into(), consumer: Arc::clone(consumer), partition: 0 };
+        Arrival { id, group: Some("g".into()), text: [].into(), earlier: 0, not_before: None, handle }
+    }
+
+    fn ids(claimed: &[Delivery]) -> Vec<DeliveryId> {
+        claimed.iter().map(|delivery| delivery.id).collect()
+    }
+
+    /// The lease of the partition ran out while two messages were with the router. The first came back before it was read anew, and went off the shelf; the second
+    /// came back after that, and must not be handed out before the first has come again.
+    #[test]
+    fn what_comes_back_after_a_partition_was_begun_anew_waits_for_what_came_back_before() {
+        let mut state = State { shelf: Shelf::new(Ungrouped::Serial), tenancies: HashMap::new() };
+        let (began, old, new): (_, Arc<str>, Arc<str>) = (Instant::now(), "old".into(), "new".into());
+        let lease = Duration::from_secs(2);
+        state.gain(0, Arc::clone(&old), began + lease, 2);
+        assert!(state.put(0, &old, vec![arrival(12, &old), arrival(13, &old)], 3));
+        let claimed = state.claim(WANTS, began);
+        assert_eq!(ids(&claimed), [12, 13]);
+
+        let late = began + lease;
+        state.shelf.give_back(&claimed[0].receipt, Duration::ZERO, late);
+        assert_eq!(ids(&state.claim(WANTS, late)), NOTHING, "the lease is over");
+        state.gain(0, Arc::clone(&new), late + lease, 2);
+        state.shelf.give_back(&claimed[1].receipt, Duration::ZERO, late);
+        assert_eq!(ids(&state.claim(WANTS, late)), NOTHING, "the first one has not come again");
+
+        assert!(state.put(0, &new, vec![arrival(12, &new)], 2));
+        assert_eq!(ids(&state.claim(WANTS, late)), [12]);
+        assert!(state.put(0, &new, vec![arrival(13, &new)], 3));
+        assert_eq!(ids(&state.claim(WANTS, late)), [13]);
     }
 }

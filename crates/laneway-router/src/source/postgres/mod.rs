@@ -833,7 +833,7 @@ fn delivery(row: &PgRow) -> Delivery {
     let (form, text): (Option<String>, Option<String>) = (row.get(4), row.get(5));
     Delivery {
         id: number as u64,
-        receipt: Receipt(format!("{number}-{count}-{at}").into()),
+        receipt: Receipt::Numbers([number as u64, count as u64, at as u64, 0]),
         group: (group != UNGROUPED).then(|| group.into()),
         text: decoded(form.as_deref(), text),
         attempt: count.max(0) as u32,
@@ -851,9 +851,8 @@ fn decoded(form: Option<&str>, text: Option<String>) -> Arc<[u8]> {
 
 /// The parts of a receipt: number, count, time.
 fn parsed(receipt: &Receipt) -> Option<(i64, i32, i64)> {
-    let mut parts = receipt.0.split('-');
-    let all = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
-    parts.next().is_none().then_some(all)
+    let Receipt::Numbers([number, count, at, 0]) = *receipt else { return None };
+    Some((i64::try_from(number).ok()?, i32::try_from(count).ok()?, i64::try_from(at).ok()?))
 }
 
 // ── settling ──────────────────────────────────────────────────────────────────────────────────────────────────────────

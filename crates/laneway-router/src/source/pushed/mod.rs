@@ -53,6 +53,8 @@ pub(crate) struct Pushed<T> {
     stirred: Notify,
     /// Told when the driver should.
     driver: Notify,
+    /// Told when it is closed, and nothing else: whoever waits for that is not woken by every arrival.
+    closing: Notify,
     /// Callers that wait for the broker.
     wanting: AtomicUsize,
     /// Somebody has asked since the driver last looked.
@@ -116,6 +118,7 @@ impl<T> Pushed<T> {
             memory,
             stirred: Notify::new(),
             driver: Notify::new(),
+            closing: Notify::new(),
             wanting: AtomicUsize::new(0),
             asked: AtomicBool::new(false),
             doubt: AtomicBool::new(false),
@@ -170,16 +173,29 @@ impl<T> Pushed<T> {
         Ok(receipts.iter().map(|receipt| shelf.extend(receipt, lease.min(WAIT_MAX), now)).collect())
     }
 
-    /// Takes a message off the shelf, to be acknowledged.
-    pub(crate) fn take(&self, receipt: &Receipt) -> Option<Taken<T>> {
-        self.shelf().take(receipt, Instant::now())
+    /// Begins to settle deliveries: what goes back is put back, and has its answer; the rest is taken off the shelf, to be acknowledged, each with its place in the
+    /// question. Without an answer a receipt is stale.
+    pub(crate) fn begin(&self, disposals: &[(Receipt, Disposal)]) -> (Vec<Settled>, Vec<(usize, Taken<T>)>) {
+        let (mut shelf, now) = (self.shelf(), Instant::now());
+        let mut answers = vec![Settled::Stale; disposals.len()];
+        let mut taken = Vec::with_capacity(disposals.len());
+        for (place, (receipt, disposal)) in disposals.iter().enumerate() {
+            match disposal {
+                Disposal::GiveBack { delay } => {
+                    answers[place] = shelf.give_back(receipt, (*delay).min(WAIT_MAX), now);
+                }
+                _ => taken.extend(shelf.take(receipt, now).map(|taken| (place, taken))),
+            }
+        }
+        (answers, taken)
     }
 
     /// What became of acknowledgements. Where one could not be sent the broker has to hand out the message again, so everything is let go. What is done is
     /// remembered; what was put aside is not, since it may be published again as it was.
     pub(crate) fn acknowledged(&self, all: impl IntoIterator<Item = (Taken<T>, Acknowledged)>) {
-        let mut memory = self.memory();
+        let (mut shelf, mut memory) = (self.shelf(), self.memory());
         for (taken, what) in all {
+            shelf.told(taken.part);
             match what {
                 Acknowledged::Done => memory.note_done(taken.fingerprint),
                 Acknowledged::PutAside => {}
@@ -189,13 +205,8 @@ impl<T> Pushed<T> {
                 }
             }
         }
-        drop(memory);
+        drop((shelf, memory));
         self.settled();
-    }
-
-    /// Puts a message back.
-    pub(crate) fn give_back(&self, receipt: &Receipt, delay: Duration) -> Settled {
-        self.shelf().give_back(receipt, delay.min(WAIT_MAX), Instant::now())
     }
 
     /// Something was settled: what waits may go, and what nobody needs any more may be let go.
@@ -251,6 +262,7 @@ impl<T> Pushed<T> {
         self.closed.store(true, SeqCst);
         self.stirred.notify_waiters();
         self.driver.notify_waiters();
+        self.closing.notify_waiters();
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -327,7 +339,11 @@ impl<T> Pushed<T> {
 
     /// Waits until the source is closed.
     pub(crate) async fn until_closed(&self) {
-        self.until(Instant::now() + WAIT_MAX, Self::is_closed).await;
+        let mut closing = pin!(self.closing.notified());
+        closing.as_mut().enable();
+        if !self.is_closed() {
+            closing.await;
+        }
     }
 
     /// Waits until something should be let go. Nothing of it is handed out from then on.
@@ -347,8 +363,7 @@ impl<T> Pushed<T> {
     fn look(&self, linger: Duration, at_rest_since: &mut Option<Instant>) -> Result<LetGo, Instant> {
         let (mut shelf, now) = (self.shelf(), Instant::now());
         let first = shelf.first_lease();
-        let expired = first.filter(|(until, _)| *until <= now).map(|(_, part)| part);
-        if let Some(part) = expired.or_else(|| shelf.drained()) {
+        if let Some(part) = shelf.expired(now).or_else(|| shelf.drained()) {
             shelf.drain(part, now);
             return Ok(LetGo::Part(part));
         }
@@ -359,7 +374,7 @@ impl<T> Pushed<T> {
             shelf.drain_all(now);
             return Ok(LetGo::All);
         }
-        Err(rests.or(first.map(|(until, _)| until)).unwrap_or(now + WAIT_MAX))
+        Err(rests.or(first).unwrap_or(now + WAIT_MAX))
     }
 
     /// A subscription begins.

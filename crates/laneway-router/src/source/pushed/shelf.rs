@@ -67,7 +67,10 @@ pub(crate) struct Shelf<T> {
     ready: BTreeMap<Ticket, Key>,
     /// The groups that wait for a time.
     delayed: BTreeSet<(Instant, Key)>,
-    leases: BTreeSet<(Instant, Ticket)>,
+    /// When leases run out, and how many at each time: those of a claim run out together.
+    leases: BTreeMap<Instant, usize>,
+    /// How many are leased.
+    leased: usize,
     parts: Vec<Part>,
 }
 
@@ -79,6 +82,8 @@ struct Part {
     /// So many messages came over it since.
     came: u64,
     leased: usize,
+    /// So many are off the shelf, and the broker has not heard of them yet.
+    settling: usize,
     /// Nothing more of it is handed out.
     draining: bool,
 }
@@ -122,6 +127,7 @@ enum Listed {
 
 /// What is taken off the shelf to be settled at the broker.
 pub(crate) struct Taken<T> {
+    pub(super) part: usize,
     pub(crate) id: DeliveryId,
     pub(crate) fingerprint: Fingerprint,
     pub(crate) tag: T,
@@ -145,7 +151,8 @@ impl<T> Shelf<T> {
             groups: HashMap::default(),
             ready: BTreeMap::new(),
             delayed: BTreeSet::new(),
-            leases: BTreeSet::new(),
+            leases: BTreeMap::new(),
+            leased: 0,
             parts: vec![Part::default(); parts],
         }
     }
@@ -157,8 +164,8 @@ impl<T> Shelf<T> {
 
     /// A subscription begins. What comes over it names the epoch; what is still on its way from an earlier one is passed over.
     pub(crate) fn open(&mut self, part: usize) -> u64 {
-        let Part { epoch, leased, .. } = self.parts[part];
-        self.parts[part] = Part { epoch: epoch + 1, leased, ..Part::default() };
+        let Part { epoch, leased, settling, .. } = self.parts[part];
+        self.parts[part] = Part { epoch: epoch + 1, leased, settling, ..Part::default() };
         epoch + 1
     }
 
@@ -195,8 +202,12 @@ impl<T> Shelf<T> {
             tag: arrival.tag,
         };
         self.items.insert(ticket, item);
-        self.groups.entry(key.clone()).or_default().waiting.insert(ticket);
-        self.list(&key, now);
+        let group = self.groups.entry(key.clone()).or_default();
+        group.waiting.insert(ticket);
+        // Behind one that is listed it changes nothing.
+        if group.listed == Listed::Nowhere {
+            self.list(&key, now);
+        }
         None
     }
 
@@ -231,11 +242,12 @@ impl<T> Shelf<T> {
         let item = self.items.get_mut(&ticket).expect("a ticket that is listed is there");
         item.handed += 1;
         item.lease = Some(until);
-        self.leases.insert((until, ticket));
+        *self.leases.entry(until).or_default() += 1;
+        self.leased += 1;
         self.parts[item.part].leased += 1;
         Delivery {
             id: item.id,
-            receipt: Receipt(format!("{:x}.{ticket}.{}", self.nonce, item.handed).into()),
+            receipt: Receipt::Numbers([self.nonce, ticket, u64::from(item.handed), 0]),
             group: item.group.clone(),
             text: Arc::clone(&item.text),
             attempt: item.earlier.saturating_add(item.handed),
@@ -244,18 +256,23 @@ impl<T> Shelf<T> {
 
     /// The message of a receipt that is still good.
     fn find(&self, receipt: &Receipt) -> Option<Ticket> {
-        let mut words = receipt.0.split('.');
-        let nonce = u64::from_str_radix(words.next()?, 16).ok()?;
-        let (ticket, handed): (Ticket, u32) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+        let Receipt::Numbers([nonce, ticket, handed, 0]) = *receipt else { return None };
         let item = self.items.get(&ticket)?;
-        (nonce == self.nonce && item.handed == handed && item.lease.is_some()).then_some(ticket)
+        let is_good = nonce == self.nonce && u64::from(item.handed) == handed && item.lease.is_some();
+        is_good.then_some(ticket)
     }
 
-    /// Takes a message off the shelf, to be settled at the broker.
+    /// Takes a message off the shelf, to be settled at the broker. Its subscription is needed until [that](Self::told) has been tried.
     pub(crate) fn take(&mut self, receipt: &Receipt, now: Instant) -> Option<Taken<T>> {
         let ticket = self.find(receipt)?;
         let item = self.remove(ticket, now);
-        Some(Taken { id: item.id, fingerprint: item.fingerprint, tag: item.tag })
+        self.parts[item.part].settling += 1;
+        Some(Taken { part: item.part, id: item.id, fingerprint: item.fingerprint, tag: item.tag })
+    }
+
+    /// The broker has been told of a message that came over a subscription, or could not be.
+    pub(crate) fn told(&mut self, part: usize) {
+        self.parts[part].settling -= 1;
     }
 
     /// Puts a message back into its place, and lets its group wait.
@@ -263,9 +280,9 @@ impl<T> Shelf<T> {
         let Some(ticket) = self.find(receipt) else { return Settled::Stale };
         let item = self.items.get_mut(&ticket).expect("it was found");
         let lease = item.lease.take().expect("a good receipt is leased");
-        self.leases.remove(&(lease, ticket));
-        self.parts[item.part].leased -= 1;
-        let key = key(item.group.as_ref(), ticket);
+        let (part, key) = (item.part, key(item.group.as_ref(), ticket));
+        self.end_lease(lease);
+        self.parts[part].leased -= 1;
         let group = self.groups.get_mut(&key).expect("an item's group is there");
         group.leased.remove(&ticket);
         group.waiting.insert(ticket);
@@ -279,14 +296,32 @@ impl<T> Shelf<T> {
         let Some(ticket) = self.find(receipt) else { return Settled::Stale };
         let item = self.items.get_mut(&ticket).expect("it was found");
         let old = item.lease.replace(now + lease).expect("a good receipt is leased");
-        self.leases.remove(&(old, ticket));
-        self.leases.insert((now + lease, ticket));
+        self.end_lease(old);
+        *self.leases.entry(now + lease).or_default() += 1;
+        self.leased += 1;
         Settled::Settled
     }
 
-    /// When the first lease runs out, and over which subscription that message came.
-    pub(crate) fn first_lease(&self) -> Option<(Instant, usize)> {
-        self.leases.first().map(|(until, ticket)| (*until, self.items[ticket].part))
+    fn end_lease(&mut self, until: Instant) {
+        self.leased -= 1;
+        if let Some(count) = self.leases.get_mut(&until) {
+            *count -= 1;
+            if *count == 0 {
+                self.leases.remove(&until);
+            }
+        }
+    }
+
+    /// When the first lease runs out.
+    pub(crate) fn first_lease(&self) -> Option<Instant> {
+        self.leases.first_key_value().map(|(until, _)| *until)
+    }
+
+    /// A subscription over which a message came whose lease has run out.
+    pub(crate) fn expired(&self, now: Instant) -> Option<usize> {
+        self.first_lease().filter(|until| *until <= now)?;
+        let is_over = |item: &&Item<T>| item.lease.is_some_and(|until| until <= now);
+        self.items.values().find(is_over).map(|item| item.part)
     }
 
     /// Hands out nothing more of what came over a subscription, so that it can be let go without anything being repeated.
@@ -304,7 +339,7 @@ impl<T> Shelf<T> {
 
     /// A subscription that is drained.
     pub(crate) fn drained(&self) -> Option<usize> {
-        self.parts.iter().position(|part| part.draining && part.leased == 0)
+        self.parts.iter().position(|part| part.draining && part.leased + part.settling == 0)
     }
 
     /// The subscriptions over which something has come, and that are not on their way out.
@@ -314,14 +349,15 @@ impl<T> Shelf<T> {
         parts.filter(|(_, part)| part.came > 0 && !part.draining).map(|(number, _)| number).collect()
     }
 
-    /// Whether nothing is leased and nothing is delayed: nobody would miss it.
+    /// Whether nothing is leased, settled or delayed: nobody would miss it.
     pub(crate) fn is_at_rest(&self) -> bool {
-        self.leases.is_empty() && self.delayed.is_empty()
+        let is_settling = self.parts.iter().any(|part| part.settling > 0);
+        self.leases.is_empty() && self.delayed.is_empty() && !is_settling
     }
 
     /// Waiting and leased.
     pub(crate) fn counts(&self) -> (usize, usize) {
-        (self.items.len() - self.leases.len(), self.leases.len())
+        (self.items.len() - self.leased, self.leased)
     }
 
     /// Forgets what came over a subscription: it is lost, or about to be closed.
@@ -345,14 +381,17 @@ impl<T> Shelf<T> {
     fn remove(&mut self, ticket: Ticket, now: Instant) -> Item<T> {
         let item = self.items.remove(&ticket).expect("it was found");
         if let Some(lease) = item.lease {
-            self.leases.remove(&(lease, ticket));
+            self.end_lease(lease);
             self.parts[item.part].leased -= 1;
         }
         let key = key(item.group.as_ref(), ticket);
         let group = self.groups.get_mut(&key).expect("an item's group is there");
-        group.waiting.remove(&ticket);
-        group.leased.remove(&ticket);
-        self.list(&key, now);
+        let was_leased = group.leased.remove(&ticket);
+        // What is listed waits behind everything that is leased, and stays where it is.
+        if !was_leased || group.listed == Listed::Nowhere {
+            group.waiting.remove(&ticket);
+            self.list(&key, now);
+        }
         item
     }
 
@@ -544,7 +583,9 @@ mod tests {
         let Bench { shelf, memory, .. } = &mut bench;
         let taken = shelf.take(&held[0].receipt, now).expect("it is leased");
         memory.note_done(taken.fingerprint);
+        assert!(!shelf.is_at_rest());
         shelf.forget(0, memory, now);
+        shelf.told(taken.part);
         assert_eq!(shelf.counts(), (0, 0));
         assert!(shelf.is_at_rest() && shelf.groups.is_empty() && shelf.ready.is_empty());
         assert_eq!(shelf.extend(&held[1].receipt, LEASE, now), Settled::Stale);
@@ -575,6 +616,8 @@ mod tests {
         assert!(bench.claim(9).is_empty());
         assert_eq!((bench.shelf.drained(), bench.shelf.served()), (None, vec![]), "one is still out");
         bench.shelf.take(&held[0].receipt, now).expect("it is leased");
+        assert_eq!(bench.shelf.drained(), None, "the broker has not heard of it");
+        bench.shelf.told(0);
         assert_eq!(bench.shelf.drained(), Some(0));
         let Bench { shelf, memory, .. } = &mut bench;
         shelf.forget(0, memory, now);
@@ -595,6 +638,6 @@ mod tests {
         assert!(!bench.shelf.is_at_rest());
         bench.now += LEASE;
         assert_eq!(texts(&bench.claim(9)), ["0", "1"]);
-        assert_eq!(bench.shelf.first_lease(), Some((now + LEASE, 0)), "the lease of 5 runs out first");
+        assert_eq!(bench.shelf.first_lease(), Some(now + LEASE), "the lease of 5 runs out first");
     }
 }

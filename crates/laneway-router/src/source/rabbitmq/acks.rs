@@ -3,61 +3,117 @@
 //! `source.rs` says which messages are done, in any order; the channel hears of them. RabbitMQ takes an acknowledgement of *everything up to a message*, which
 //! costs it, and its log, as much as that of a single one. It is only true of a message before which none is left; and it must name one that is still
 //! unacknowledged, or the broker closes the channel.
+//!
+//! Groups finish their messages in another order than that of the queue, so what is done is rarely a prefix at once, and soon part of one: who has more waits for it for a
+//! moment, as long as the prefix moves. Where it stands still, because its next message is a long one, nobody waits.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::pin::pin;
+use std::time::Duration;
 
 use lapin::Channel;
 use lapin::options::BasicAckOptions;
-use tokio::sync::Mutex;
-use tokio::time::timeout;
+use tokio::sync::{Mutex, MutexGuard, Notify};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::link::all_sent;
 use crate::source::pushed::ANSWER;
+
+/// A prefix that has not moved for so long is not waited for: a few times what a window of quick messages takes.
+const PATIENCE: Duration = Duration::from_millis(5);
 
 /// The way back to the broker of what came over a subscription.
 pub(super) struct Acks {
     channel: Channel,
     /// Held until all have left, so that none is overtaken by one for everything up to a later message.
     told: Mutex<Told>,
+    /// Told when the prefix has moved.
+    moved: Notify,
 }
 
 impl Acks {
     pub(super) fn new(channel: Channel) -> Self {
-        Acks { channel, told: Mutex::default() }
+        Acks { channel, told: Mutex::new(Told::new(Instant::now())), moved: Notify::new() }
     }
 
     /// Acknowledges messages by their numbers. There is no answer: the acknowledgements have left, or they have not.
     pub(super) async fn send(&self, numbers: &[u64]) -> bool {
+        let Some(last) = numbers.iter().max() else { return true };
         let mut told = self.told.lock().await;
-        let words = told.tell(numbers);
-        let sending = words.into_iter().map(|(number, multiple)| {
+        told.note_all(numbers, Instant::now());
+        if let Some(word) = told.tell_prefix() {
+            told = self.say(told, vec![word]).await;
+            self.moved.notify_waiters();
+        }
+        while told.can_be_said && *last > told.prefix {
+            let until = told.moved + PATIENCE;
+            if until <= Instant::now() {
+                let words = told.tell_each(numbers);
+                return self.say(told, words).await.can_be_said;
+            }
+            let mut moved = pin!(self.moved.notified());
+            moved.as_mut().enable();
+            drop(told);
+            let _ = timeout_at(until, moved).await;
+            told = self.told.lock().await;
+        }
+        told.can_be_said
+    }
+
+    /// Says words, and waits until they have left. After one that could not be said the channel is of no use.
+    async fn say<'a>(
+        &'a self,
+        mut told: MutexGuard<'a, Told>,
+        words: Vec<(u64, bool)>,
+    ) -> MutexGuard<'a, Told> {
+        let saying = words.into_iter().map(|(number, multiple)| {
             let channel = &self.channel;
             async move { channel.basic_ack(number, BasicAckOptions { multiple }).await }
         });
-        matches!(timeout(ANSWER, all_sent(sending)).await, Ok(Ok(_)))
+        told.can_be_said &= matches!(timeout(ANSWER, all_sent(saying)).await, Ok(Ok(_)));
+        told
     }
 }
 
-/// What the broker was told. Messages are numbered from one on.
-#[derive(Default)]
+/// What is done, and what the broker was told of it. Messages are numbered from one on.
 struct Told {
-    /// Everything up to this one.
+    /// Everything up to this one is done.
     prefix: u64,
     /// And these: from the first to the last of each row. Rows and not numbers: what passes by a message that stays for long must leave nothing behind.
     beyond: BTreeMap<u64, u64>,
+    /// Done, and the broker was not told.
+    untold: BTreeSet<u64>,
+    /// When the prefix last moved.
+    moved: Instant,
+    /// Whatever was to be said could be.
+    can_be_said: bool,
 }
 
 impl Told {
-    /// The acknowledgements to be sent, in this order; those that are true for everything before are marked.
-    fn tell(&mut self, numbers: &[u64]) -> Vec<(u64, bool)> {
+    fn new(now: Instant) -> Self {
+        Told { prefix: 0, beyond: BTreeMap::new(), untold: BTreeSet::new(), moved: now, can_be_said: true }
+    }
+
+    /// Messages are done.
+    fn note_all(&mut self, numbers: &[u64], now: Instant) {
         numbers.iter().for_each(|number| self.note(*number));
+        self.untold.extend(numbers);
         if let Some(last) = self.beyond.remove(&(self.prefix + 1)) {
-            self.prefix = last;
+            (self.prefix, self.moved) = (last, now);
         }
-        let (within, alone): (Vec<u64>, Vec<u64>) =
-            numbers.iter().partition(|number| **number <= self.prefix);
-        let all = within.iter().max().map(|last| (*last, within.len() > 1));
-        all.into_iter().chain(alone.into_iter().map(|number| (number, false))).collect()
+    }
+
+    /// One word for all of the prefix that the broker was not told; whether it is true for everything before, or only for the one.
+    fn tell_prefix(&mut self) -> Option<(u64, bool)> {
+        let beyond = self.untold.split_off(&(self.prefix + 1));
+        let within = std::mem::replace(&mut self.untold, beyond);
+        within.last().map(|last| (*last, within.len() > 1))
+    }
+
+    /// A word for each of these that the broker was not told.
+    fn tell_each(&mut self, numbers: &[u64]) -> Vec<(u64, bool)> {
+        let untold = numbers.iter().filter(|number| self.untold.remove(number));
+        untold.map(|number| (*number, false)).collect()
     }
 
     /// Lengthens the row before it, the row behind it, or makes one of both. What was told before is told again when it could not be sent, and is in a row already.
@@ -80,49 +136,88 @@ mod tests {
 
     use super::*;
 
+    fn told() -> Told {
+        Told::new(Instant::now())
+    }
+
+    impl Told {
+        /// What is said where nobody waits.
+        fn tell(&mut self, numbers: &[u64]) -> Vec<(u64, bool)> {
+            self.note_all(numbers, Instant::now());
+            let all = self.tell_prefix();
+            all.into_iter().chain(self.tell_each(numbers)).collect()
+        }
+    }
+
     #[test]
     fn a_prefix_is_told_by_its_last_and_the_rest_one_by_one() {
-        let mut told = Told::default();
+        let mut told = told();
         assert_eq!(told.tell(&[2, 1, 3]), [(3, true)]);
         assert_eq!(told.tell(&[6, 5]), [(6, false), (5, false)], "4 is left");
         assert_eq!(told.tell(&[4]), [(4, false)], "what is behind it was told already");
         assert_eq!(told.tell(&[9, 8, 7, 11]), [(9, true), (11, false)]);
         assert_eq!((told.prefix, told.beyond.len()), (9, 1));
         assert_eq!(told.tell(&[11, 8]), [(8, false), (11, false)], "once more, after they could not be sent");
-        assert_eq!((told.prefix, told.beyond.len()), (9, 1));
+        assert_eq!((told.prefix, told.beyond.len(), told.untold.len()), (9, 1, 0));
         assert!(told.tell(&[]).is_empty());
     }
 
     #[test]
+    fn what_has_waited_for_the_prefix_is_told_with_it() {
+        let mut told = told();
+        let began = told.moved;
+        told.note_all(&[3, 2, 5], began + PATIENCE);
+        assert_eq!((told.tell_prefix(), told.moved), (None, began), "1 is left");
+        told.note_all(&[1], began + PATIENCE);
+        assert_eq!((told.tell_prefix(), told.moved), (Some((3, true)), began + PATIENCE));
+        assert_eq!(told.tell_each(&[3, 2, 5]), [(5, false)], "the others were told");
+        assert!(told.untold.is_empty());
+    }
+
+    #[test]
     fn what_passes_by_a_message_that_stays_leaves_nothing_behind() {
-        let mut told = Told::default();
+        let mut told = told();
         for number in 2..=100_000 {
             assert_eq!(told.tell(&[number]), [(number, false)]);
-            assert_eq!(told.beyond.len(), 1);
+            assert_eq!((told.beyond.len(), told.untold.len()), (1, 0));
         }
         assert_eq!(told.tell(&[1]), [(1, false)]);
         assert_eq!((told.prefix, told.beyond.len()), (100_000, 0));
     }
 
-    /// The broker's side: what is outstanding, and what it makes of each word.
+    /// The broker's side: what is outstanding, and what it makes of each word. Some wait for the prefix, some do not.
     #[test]
     fn the_broker_never_hears_of_a_message_twice_nor_of_one_that_is_not_done() {
         for seed in 0..200 {
             let mut random = fastrand::Rng::with_seed(seed);
-            let (mut told, mut outstanding) = (Told::default(), (1..=300).collect::<BTreeSet<u64>>());
+            let (mut told, mut outstanding) = (told(), (1..=300).collect::<BTreeSet<u64>>());
             let (mut left, mut done) = ((1..=300).collect::<Vec<u64>>(), BTreeSet::new());
             while !left.is_empty() {
                 let batch: Vec<u64> = (0..random.usize(1..20).min(left.len()))
                     .map(|_| left.remove(random.usize(..left.len().min(30))))
                     .collect();
                 done.extend(&batch);
-                for (number, multiple) in told.tell(&batch) {
+                told.note_all(&batch, Instant::now());
+                let mut words: Vec<_> = told.tell_prefix().into_iter().collect();
+                if random.bool() {
+                    words.extend(told.tell_each(&batch));
+                }
+                for (number, multiple) in words {
                     assert!(outstanding.contains(&number), "seed {seed}: {number} is told twice");
                     outstanding.retain(|other| *other != number && !(multiple && *other < number));
                 }
-                assert!(outstanding.is_disjoint(&done), "seed {seed}: something done was not told");
-                assert_eq!(outstanding.len() + done.len(), 300, "seed {seed}: something not done was told");
+                let waiting: BTreeSet<u64> = outstanding.intersection(&done).copied().collect();
+                assert_eq!(
+                    waiting, told.untold,
+                    "seed {seed}: something done was neither told nor is waiting"
+                );
+                assert_eq!(
+                    outstanding.len() + done.len() - waiting.len(),
+                    300,
+                    "seed {seed}: something not done was told"
+                );
             }
+            assert!(outstanding.is_empty(), "seed {seed}: everything is a prefix at the end");
         }
     }
 }

@@ -28,6 +28,9 @@ use crate::source::pushed::{
 };
 use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
 
+/// So many batches of settlements are under way at once: one may wait for the next to complete the prefix (`acks.rs`).
+const SETTLES_AT_ONCE: usize = 8;
+
 /// A queue, or the partitions of one, to read from.
 pub struct RabbitQueue {
     settings: Arc<Settings>,
@@ -104,6 +107,10 @@ impl Source for RabbitSource {
         self.inner.pushed.is_connected()
     }
 
+    fn settles_at_once(&self) -> usize {
+        SETTLES_AT_ONCE
+    }
+
     fn claim(&self, wants: Wants) -> BoxFuture<'_, Result<Vec<Delivery>, SourceError>> {
         self.inner.pushed.claim(wants).boxed()
     }
@@ -144,14 +151,7 @@ impl Inner {
             return Err(SourceError::Closed);
         }
         self.put_aside(&disposals).await?;
-        let mut answers = vec![Settled::Stale; disposals.len()];
-        let mut taken = Vec::new();
-        for (place, (receipt, disposal)) in disposals.iter().enumerate() {
-            match disposal {
-                Disposal::GiveBack { delay } => answers[place] = self.pushed.give_back(receipt, *delay),
-                _ => taken.extend(self.pushed.take(receipt).map(|taken| (place, taken))),
-            }
-        }
+        let (mut answers, taken) = self.pushed.begin(&disposals);
         let sent = acknowledge(taken.iter().map(|(_, taken)| &taken.tag)).await;
         let was_sent = |tag: &Tag| sent.iter().any(|acks| Arc::ptr_eq(acks, &tag.acks));
         for (place, _) in taken.iter().filter(|(_, taken)| was_sent(&taken.tag)) {
@@ -418,25 +418,24 @@ struct Reader {
 impl Reader {
     async fn read(mut self, ends: mpsc::UnboundedSender<End>) {
         let (mut error, mut is_over) = (None, false);
+        let mut arrivals = Vec::with_capacity(ARRIVALS_AT_ONCE);
         while !is_over && let Some(first) = self.consumer.next().await {
-            let mut came = vec![first];
-            while came.len() < ARRIVALS_AT_ONCE
-                && !is_over
-                && let Some(more) = self.consumer.next().now_or_never()
-            {
-                // The end is said once.
-                is_over = more.is_none();
-                came.extend(more);
-            }
-            let mut arrivals = Vec::with_capacity(came.len());
-            for one in came {
+            let mut next = Some(first);
+            while let Some(one) = next.take() {
                 match one {
                     Ok(pushing) => arrivals.push(self.arrival(pushing)),
                     Err(lost) => error = Some(lost),
                 }
+                if arrivals.len() < ARRIVALS_AT_ONCE
+                    && let Some(more) = self.consumer.next().now_or_never()
+                {
+                    // The end is said once.
+                    is_over = more.is_none();
+                    next = more;
+                }
             }
             // What is done already. If it cannot be told, the subscription has ended.
-            let again = self.inner.pushed.arrive(arrivals);
+            let again = self.inner.pushed.arrive(arrivals.drain(..));
             acknowledge(again.iter()).await;
         }
         drop(ManuallyDrop::into_inner(self.consumer));

@@ -134,30 +134,35 @@ impl fmt::Debug for Calls {
     }
 }
 
-impl Calls {
-    /// Finds credentials where AWS users have them; connects when there is something to ask.
-    pub(super) async fn new(settings: &SqsSettings) -> Self {
+impl SqsSettings {
+    /// The client that asks. Finds credentials where AWS users have them, unless there are keys here; connects when there is something to ask.
+    pub async fn client(&self) -> Client {
         let http = HttpBuilder::new().tls_provider(Provider::Rustls(CryptoMode::Ring)).build_https();
         let timeouts = TimeoutConfig::builder().connect_timeout(CONNECT).operation_attempt_timeout(ANSWER);
         let mut loader = aws_config::defaults(BehaviorVersion::latest())
             .http_client(http)
             .retry_config(RetryConfig::standard().with_max_attempts(TRIES))
             .timeout_config(timeouts.build());
-        if let Some(region) = settings.region() {
+        if let Some(region) = self.region() {
             loader = loader.region(Region::new(region));
         }
-        if let Some(profile) = &settings.profile {
+        if let Some(profile) = &self.profile {
             loader = loader.profile_name(profile);
         }
-        if let Some(keys) = &settings.keys {
+        if let Some(keys) = &self.keys {
             let token = keys.session_token.as_ref().map(|token| token.expose().to_owned());
             let (id, secret) = (keys.access_key_id.clone(), keys.secret_access_key.expose());
             loader =
                 loader.credentials_provider(Credentials::new(id, secret, token, None, "the configuration"));
         }
         let config = aws_sdk_sqs::config::Builder::from(&loader.load().await);
-        let client = Client::from_conf(config.endpoint_url(settings.endpoint()).build());
-        Calls { client }
+        Client::from_conf(config.endpoint_url(self.endpoint()).build())
+    }
+}
+
+impl Calls {
+    pub(super) async fn new(settings: &SqsSettings) -> Self {
+        Calls { client: settings.client().await }
     }
 
     /// Everything that a queue says about itself.

@@ -171,7 +171,8 @@ impl Source for SqsSource {
         async move {
             self.inner.closed.store(true, SeqCst);
             let mut pending = self.pending.lock().await;
-            let unclaimed: Vec<_> = pending.ready.drain(..).map(|ready| ready.delivery.receipt.0).collect();
+            let unclaimed: Vec<_> =
+                pending.ready.drain(..).map(|ready| ready.delivery.receipt.text()).collect();
             self.inner.let_go(unclaimed).await;
         }
         .boxed()
@@ -218,7 +219,7 @@ impl Inner {
             }
         }
         if self.closed.load(SeqCst) {
-            self.let_go(received.into_iter().map(|ready| ready.delivery.receipt.0).collect()).await;
+            self.let_go(received.into_iter().map(|ready| ready.delivery.receipt.text()).collect()).await;
             return Err(SourceError::Closed);
         }
         Ok(received)
@@ -279,7 +280,7 @@ fn remember(held: &mut HashMap<Arc<str>, Held>, fetched: Fetched, until: Instant
         Arc::clone(&receipt),
         Held { message_id, group: ours, text: words, attributes, until, copied: false, answer: None },
     );
-    Delivery { id, receipt: Receipt(receipt), group, text, attempt }
+    Delivery { id, receipt: Receipt::Text(receipt), group, text, attempt }
 }
 
 /// Settling.
@@ -350,11 +351,12 @@ impl Inner {
         let good: Vec<usize> = {
             let held = self.held();
             let is_good = |place: &usize| {
-                held.get(&receipts[*place].0).is_some_and(|held| held.until > now && held.answer.is_none())
+                held.get(&receipts[*place].text())
+                    .is_some_and(|held| held.until > now && held.answer.is_none())
             };
             (0..receipts.len()).filter(is_good).collect()
         };
-        let changes: Vec<_> = good.iter().map(|place| (Arc::clone(&receipts[*place].0), lease)).collect();
+        let changes: Vec<_> = good.iter().map(|place| (receipts[*place].text(), lease)).collect();
         let answers = self.calls.hide(&self.url, &changes).await;
         let until = lease_end(lease);
         let mut extended = vec![Settled::Stale; receipts.len()];
@@ -408,12 +410,13 @@ impl Taken<'_> {
         let now = Instant::now();
         let mut table = self.inner.held();
         for (place, (receipt, _)) in disposals.iter().enumerate() {
-            let held = table.remove(&receipt.0).filter(|held| held.until > now);
+            let receipt = receipt.text();
+            let held = table.remove(&receipt).filter(|held| held.until > now);
             self.answers[place] = match &held {
                 None => Some(Ok(Settled::Stale)),
                 Some(held) => held.answer.map(Ok),
             };
-            self.receipts.push((Arc::clone(&receipt.0), held));
+            self.receipts.push((receipt, held));
         }
     }
 
