@@ -145,7 +145,7 @@ async fn every_counter_that_the_documents_name_is_there() {
     }
     assert!(
         text.contains(&format!(
-            "laneway_dispatcher_depth_messages{{pool=\"DEFAULT-POOL\",dispatcher=\"pool\"}} {}\n",
+            "laneway_dispatcher_depth_messages{{pool=\"DEFAULT-POOL\",dispatcher=\"part-0\"}} {}\n",
             all - 1
         )),
         "{text}"
