@@ -131,7 +131,8 @@ export function overTime(title, about, id, { stacked = false, format = count, he
       svg("line", { class: "grid-line", x1: LEFT, x2: wide - RIGHT, y1: y(tick), y2: y(tick) }),
       svg("text", { x: LEFT - 6, y: y(tick) + 4, "text-anchor": "end" }, format(tick)),
     ]);
-    const marks = wide < 420 ? 3 : 5;
+    // Not more than there are seconds: two would stand in one place.
+    const marks = Math.min(wide < 420 ? 3 : 5, times.length);
     for (let mark = 0; mark < marks; mark += 1) {
       const place = Math.round(((times.length - 1) * mark) / (marks - 1));
       const anchor = mark === 0 ? "start" : mark === marks - 1 ? "end" : "middle";

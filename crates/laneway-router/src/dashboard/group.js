@@ -61,7 +61,7 @@ export function group(pool = "", key = "") {
     const queues = view.queues.map((queue) => [h("bdi", {}, queue.queue), badge(queue.state), count(queue.depth), count(queue.leased), queue.delayedForMillis === null ? "–" : span(queue.delayedForMillis)]);
     showUnlessInUse(
       body,
-      h("div", { class: "grid" }, card("Head", head), card("What went wrong last", table("Failed attempts", [["When"], ["Message"], ["Attempt", "number"], ["What happened", "wide"]], failures, "No attempt has failed while messages of this group were here."))),
+      h("div", { class: "grid" }, card("Head", head), card("What went wrong last", table("Failed attempts", [["When"], ["Message"], ["Attempt", "number"], ["What happened", "wide"]], failures, "No attempt has failed while messages of this group were here.", { stacked: true }))),
       h("div", { class: "grid" }, card("Behind it", h("div", { class: "tall" }, table("Messages behind the head", [["Message"], ["Sequence", "number"], ["Expected to start", "number"]], behind, "Nothing waits behind the head.")), view.waiting > behind.length + 1 && h("p", { class: "small soft" }, `and ${count(view.waiting - behind.length)} more`)), card("In the queues", table("In the queues", [["Queue"], ["State"], ["Messages", "number"], ["Leased", "number"], ["Not before", "number"]], queues, "No queue has messages of it."))),
     );
     drawHistory();

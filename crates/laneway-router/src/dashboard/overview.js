@@ -79,7 +79,7 @@ export function overview() {
         String(failure.attempt),
         h("bdi", {}, failure.reason),
       ]);
-      showUnlessInUse(failures, table("Newest failed attempts", [["When"], ["Group"], ["Message"], ["Attempt", "number"], ["What happened", "wide"]], rows, "No attempt has failed."));
+      showUnlessInUse(failures, table("Newest failed attempts", [["When"], ["Group"], ["Message"], ["Attempt", "number"], ["What happened", "wide"]], rows, "No attempt has failed.", { stacked: true }));
     } catch {
       asked = 0;
     }
@@ -132,6 +132,18 @@ function chooseAmong(select) {
   select.value = chosen;
 }
 
+/// The attempts of the last half minute, and those of them that failed.
+function attempts(total) {
+  const failed = sum(last(total.retried, 30)) + sum(last(total.failed, 30));
+  return [sum(last(total.succeeded, 30)) + failed, failed];
+}
+
+function failedShare(total) {
+  const [tried, failed] = attempts(total);
+  const share = (100 * failed) / tried;
+  return failed ? (share < 1 ? "less than 1 %" : `${Math.round(share)} %`) : "";
+}
+
 /// What somebody should look at, the worst first.
 function troubles(total) {
   const { now } = history;
@@ -140,8 +152,8 @@ function troubles(total) {
   if (now.breakers.open) found.push(["bad", `${now.breakers.open} ${now.breakers.open === 1 ? "target is" : "targets are"} not called: too many calls failed`]);
   if (now.closing) found.push(["warn", "The service is shutting down"]);
   for (const pool of now.states) if (pool.state !== "open") found.push(["warn", `The pool ${pool.code} is ${pool.state}`]);
-  const [tried, failed] = [sum(last(total.succeeded, 30)), sum(last(total.retried, 30)) + sum(last(total.failed, 30))];
-  if (failed > 0 && failed / (tried + failed) > 0.1) found.push(["warn", `${Math.round((100 * failed) / (tried + failed))} % of the attempts of the last 30 s failed`]);
+  const [tried, failed] = attempts(total);
+  if (failed > 0 && failed / tried > 0.1) found.push(["warn", `${failedShare(total)} of the attempts of the last 30 s failed`]);
   const busy = mean(last(total.busy, 10)) / 1000;
   const slots = total.slots.at(-1) ?? 0;
   if (slots && busy / slots > 0.95 && total.waiting.at(-1) > slots) found.push(["warn", "Nearly all slots are busy, and messages wait for one"]);
@@ -151,11 +163,12 @@ function troubles(total) {
 function drawHealth(node, total) {
   const found = troubles(total);
   const state = found[0]?.[0] ?? "good";
-  const text = JSON.stringify(found);
+  const failing = failedShare(total);
+  const text = JSON.stringify([found, failing]);
   if (node.dataset.text === text) return;
   node.dataset.text = text;
   const words = found.length === 1 ? found[0][1] : h("ul", {}, found.slice(0, 6).map(([, trouble]) => h("li", {}, trouble)));
-  show(node, h("div", { class: "health", "data-state": state, role: "status", id: "health" }, found.length ? words : "All is well: every source answers, every pool is open, hardly an attempt fails."));
+  show(node, h("div", { class: "health", "data-state": state, role: "status", id: "health" }, found.length ? words : `All is well: every source answers, every pool is open, ${failing ? `and ${failing} of the attempts of the last 30 s failed` : "and no attempt of the last 30 s failed"}.`));
 }
 
 function tile(title, value, unit, below, values, tone) {
