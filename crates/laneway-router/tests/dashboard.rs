@@ -461,6 +461,16 @@ async fn a_group_is_parked_resumed_skipped_and_redriven_from_its_page() {
     browser.until("[...document.querySelectorAll('main a')].some((it) => it.textContent === 'g-7')").await;
     browser.eval("document.querySelector('#search-text').value = 'g-7', document.querySelector('#search').requestSubmit()").await;
     browser.until("location.hash === '#/group/billing/g-7'").await;
+    assert_eq!(
+        browser.eval("document.querySelector('#unlisted')").await,
+        json!(null),
+        "all of them are listed"
+    );
+    // A list that is cut says by how much: the head, fifty behind it, and the others.
+    let long = |number: u32| json!({ "id": format!("long-{number}"), "poolCode": "orders", "messageGroupId": "long", "mediationType": "SIMULATED", "mediationTarget": "3600s" });
+    stage.publish(json!((0..60).map(long).collect::<Vec<_>>())).await;
+    browser.eval("location.hash = '#/group/orders/long'").await;
+    browser.until("document.querySelector('#unlisted')?.textContent === 'and 9 more'").await;
     browser.was_quiet(&stage.base()).await;
     browser.close().await;
     stage.end().await;

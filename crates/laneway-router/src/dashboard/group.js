@@ -57,12 +57,13 @@ export function group(pool = "", key = "") {
         ])
       : h("p", { class: "soft" }, "Nothing of this group is in the pool.");
     const behind = view.behind.map((message) => [h("bdi", { class: "name mono" }, message.messageId), String(message.sequence), message.predictedStartMillis === null ? "–" : `in ${span(message.predictedStartMillis)}`]);
+    const unlisted = view.depth - behind.length - (view.head ? 1 : 0);
     const failures = view.failures.map((failure) => [moment(failure.at), h("bdi", { class: "name mono" }, failure.messageId), String(failure.attempt), h("bdi", {}, failure.reason)]);
     const queues = view.queues.map((queue) => [h("bdi", {}, queue.queue), badge(queue.state), count(queue.depth), count(queue.leased), queue.delayedForMillis === null ? "–" : span(queue.delayedForMillis)]);
     showUnlessInUse(
       body,
       h("div", { class: "grid" }, card("Head", head), card("What went wrong last", table("Failed attempts", [["When"], ["Message"], ["Attempt", "number"], ["What happened", "wide"]], failures, "No attempt has failed while messages of this group were here.", { stacked: true }))),
-      h("div", { class: "grid" }, card("Behind it", h("div", { class: "tall" }, table("Messages behind the head", [["Message"], ["Sequence", "number"], ["Expected to start", "number"]], behind, "Nothing waits behind the head.")), view.waiting > behind.length + 1 && h("p", { class: "small soft" }, `and ${count(view.waiting - behind.length)} more`)), card("In the queues", table("In the queues", [["Queue"], ["State"], ["Messages", "number"], ["Leased", "number"], ["Not before", "number"]], queues, "No queue has messages of it."))),
+      h("div", { class: "grid" }, card("Behind it", h("div", { class: "tall" }, table("Messages behind the head", [["Message"], ["Sequence", "number"], ["Expected to start", "number"]], behind, "Nothing waits behind the head.")), unlisted > 0 && h("p", { class: "small soft", id: "unlisted" }, `and ${count(unlisted)} more`)), card("In the queues", table("In the queues", [["Queue"], ["State"], ["Messages", "number"], ["Leased", "number"], ["Not before", "number"]], queues, "No queue has messages of it."))),
     );
     drawHistory();
   }
