@@ -210,9 +210,14 @@ impl<K, M> Arrivals<K, M> {
         }
     }
 
+    /// Whether it has grown so much in a burst that it should give memory back.
+    pub(crate) fn is_large(&self) -> bool {
+        self.packed.capacity() > 1_024
+    }
+
     /// Gives memory back that it has grown to in a burst.
     pub(crate) fn shrink(&mut self) {
-        if self.packed.capacity() > 1_024 {
+        if self.is_large() {
             self.packed.shrink_to(0);
         }
     }

@@ -107,7 +107,7 @@ fn a_burst_gives_its_memory_back() {
     assert!(per_lane < 400, "{per_lane} bytes");
     assert!(engine.unpause("pool-0"));
     assert!(engine.wait_quiet(DEADLINE));
-    // Workers shrink what they have when they lie down, after they have told that it is quiet.
+    // A worker gives back what there is a moment after it has become quiet.
     let left = || resident().unwrap_or(0).saturating_sub(before);
     witness::eventually("most of it is given back", || left() < full / 4);
 }

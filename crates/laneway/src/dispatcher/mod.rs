@@ -103,6 +103,8 @@ struct Inner<K, M> {
     stopped: bool,
     /// Messages that have left, whichever way.
     released: u64,
+    /// Since when nothing has been here, as far as somebody lay down meanwhile.
+    idle_since: Option<u64>,
 }
 
 impl<K, M> Inner<K, M> {
@@ -110,6 +112,23 @@ impl<K, M> Inner<K, M> {
     fn is_unattended(&self) -> bool {
         let kept_until = self.timekeeper.as_ref().map(|(_, until)| *until);
         self.lanes.next_due().is_some_and(|due| kept_until.is_none_or(|until| until > due))
+    }
+
+    /// Gives back the memory that a burst has left behind, once nothing has been here for long enough; otherwise says when that will be.
+    fn tidy_up(&mut self, ingress: &mut Ingress<K, M>, clock: &Clock, linger: u64) -> Option<u64> {
+        let is_large = self.lanes.is_large() || self.inbox.is_large() || ingress.buffer.is_large();
+        if !is_large || !self.lanes.is_quiet() {
+            return None;
+        }
+        let now = clock.now();
+        let due = self.idle_since.get_or_insert(now).saturating_add(linger);
+        if due > now {
+            return Some(due);
+        }
+        self.lanes.shrink();
+        self.inbox.shrink();
+        ingress.buffer.shrink();
+        None
     }
 }
 
@@ -194,6 +213,7 @@ impl<K, M> Dispatcher<K, M> {
             lanes_turn: false,
             stopped: false,
             released: 0,
+            idle_since: None,
         };
         Dispatcher {
             name,
@@ -581,6 +601,7 @@ impl<K, M> Dispatcher<K, M> {
             return Found::Stopped;
         }
         if wants.stream && self.begin_stream(inner, wants, hand) {
+            inner.idle_since = None;
             return Found::Turn;
         }
         if !(wants.stream && inner.lanes.has_ready()) {
@@ -596,6 +617,7 @@ impl<K, M> Dispatcher<K, M> {
             // Not a reason to wake anybody yet: this worker may lie down here itself.
             return if unattended { Found::NothingYet } else { Found::Nothing };
         }
+        inner.idle_since = None;
         if unattended {
             wakes.add(self.take_sleeper(inner));
         }
@@ -697,11 +719,7 @@ impl<K, M> Dispatcher<K, M> {
             until = Some(due);
         }
         let is_quiet = inner.lanes.is_quiet();
-        if is_quiet {
-            inner.lanes.shrink();
-            inner.inbox.shrink();
-            ingress.buffer.shrink();
-        }
+        let until = until.into_iter().chain(inner.tidy_up(&mut ingress, clock, sleeper.linger())).min();
         drop(ingress);
         drop(guard);
         self.room.made_last();

@@ -709,6 +709,11 @@ impl<K, M> Lanes<K, M> {
         }
     }
 
+    /// Whether there is memory to be given back when there is nothing here.
+    pub(crate) fn is_large(&self) -> bool {
+        self.lanes.capacity().max(self.waiting.capacity()) > KEEP_WHEN_EMPTY
+    }
+
     /// Gives memory back when there is nothing here.
     pub(crate) fn shrink(&mut self) {
         if self.table.is_empty() && self.lanes.capacity() > KEEP_WHEN_EMPTY {

@@ -158,6 +158,11 @@ impl<T> Waiting<T> {
         self.vacate(id)
     }
 
+    /// For how many there is memory.
+    pub(super) fn capacity(&self) -> usize {
+        self.nodes.capacity()
+    }
+
     /// Gives memory back once nothing waits, unless there is little of it.
     pub(super) fn shrink(&mut self, keep: usize) {
         if self.live == 0 && self.nodes.capacity() > keep {
