@@ -1,6 +1,7 @@
 //! ActiveMQ for `bench router --source activemq`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use futures_util::future::BoxFuture;
@@ -23,6 +24,9 @@ pub(super) const KIND: Kind = Kind {
 
 /// So many messages the plain consumer acknowledges together, if as many have come.
 const BATCH: usize = 256;
+
+/// How long the answer to the end may take.
+const ANSWER: Duration = Duration::from_secs(10);
 
 struct ActiveMq(Place);
 
@@ -73,13 +77,16 @@ impl Fixture for ActiveMq {
                 }
                 // Answered when everything before it was dealt with; the receiver has to listen meanwhile.
                 let asking = sender.ask(vec![Frame::new("DISCONNECT")]);
-                tokio::select! {
-                    asked = asking => asked.map_err(failed),
+                tokio::pin!(asking);
+                let asked = tokio::select! {
+                    asked = &mut asking => asked,
                     more = receiver.message() => match more {
-                        Ok(_) => Err(anyhow!("more than {count} messages came")),
-                        Err(failure) => Err(failed(failure)),
+                        Ok(_) => return Err(anyhow!("more than {count} messages came")),
+                        // It hangs up once it has answered, and both may have come together.
+                        Err(_) => tokio::time::timeout(ANSWER, asking).await?,
                     },
-                }
+                };
+                asked.map_err(failed)
             };
             Ok(Box::pin(consuming) as Consuming<'_>)
         })

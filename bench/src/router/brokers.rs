@@ -55,8 +55,6 @@ const KINDS: &[Kind] = &[
     super::sqs::KIND,
     #[cfg(feature = "activemq")]
     super::activemq::KIND,
-    #[cfg(feature = "kafka")]
-    super::kafka::KIND,
 ];
 
 impl Kind {

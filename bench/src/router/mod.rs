@@ -11,8 +11,6 @@ mod brokers;
 
 #[cfg(feature = "activemq")]
 mod activemq;
-#[cfg(feature = "kafka")]
-mod kafka;
 #[cfg(feature = "nats")]
 mod nats;
 #[cfg(feature = "postgres")]
@@ -96,7 +94,7 @@ pub struct RouterArgs {
     /// Slots of the pool in `deliver` and `latency`
     #[arg(long, default_value_t = 256, value_name = "N")]
     pub pool: usize,
-    /// From a broker that is started for it (nats, rabbitmq, postgres, sqs, activemq, kafka; as far as this program has them), beside a plain consumer of the same client; the workloads are then 1-queue, 8-queues, 100-queues
+    /// From a broker that is started for it (nats, rabbitmq, postgres, sqs, activemq; as far as this program has them), beside a plain consumer of the same client; the workloads are then 1-queue, 8-queues, 100-queues
     #[arg(long, value_name = "KIND")]
     pub source: Option<String>,
     /// Write every value to this file, one JSON object per line

@@ -42,8 +42,9 @@ use crate::{
     config::listed,
     handler::Closure,
     load::Load,
+    mail::Around,
     pinning,
-    processor::{Address, AnyProcessor, Cell, Letter, Plan, Ran, Token},
+    processor::{Address, AnyProcessor, Cell, Plan, Ran, Token},
     registry::{NotInserted, Registry},
     schedule::{FAR, Timer},
     slots::Slots,
@@ -118,17 +119,6 @@ impl Shared {
         &self.loads[cell.address.place as usize]
     }
 
-    /// Sees to it that there is a token for a processor, which may have one, for whoever holds the lock of its mailbox. There is always room for one, so it is refused only when
-    /// there will be no more turns.
-    #[inline]
-    pub(crate) fn announce(&self, cell: &Cell, has_one: bool) -> bool {
-        match has_one {
-            // Somebody will look, but not for ever.
-            true => !self.is_closing(),
-            false => self.lanes().try_submit((cell.address, Token(cell.address.slot))).is_ok(),
-        }
-    }
-
     /// Whether no more events are accepted.
     pub(crate) fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Acquire)
@@ -173,6 +163,24 @@ impl Shared {
             self.unmatched.fetch_add(1, Ordering::Relaxed);
         }
         let _ = catch_unwind(AssertUnwindSafe(|| (self.on_report)(report)));
+    }
+}
+
+/// A system and a processor in it.
+impl<'a> Around<'a> for (&'a Shared, &'a Cell) {
+    fn load(self) -> &'a Load {
+        self.0.load(self.1)
+    }
+
+    /// Called under the lock of the mailbox. There is always room for a token, so it is refused only when there will be no more turns.
+    #[inline]
+    fn announce(self, has_one: bool) -> bool {
+        let (shared, cell) = self;
+        match has_one {
+            // Somebody will look, but not for ever.
+            true => !shared.is_closing(),
+            false => shared.lanes().try_submit((cell.address, Token(cell.address.slot))).is_ok(),
+        }
     }
 }
 
@@ -697,7 +705,7 @@ impl Registration<'_> {
 impl Shared {
     fn put_start<E: Send + 'static>(&self, cell: &Arc<Cell>) -> Result<(), RegisterError> {
         // Beside the queue size, which is for events.
-        cell.put(self, Letter::<E>::Start, u32::MAX).map_err(|reason| match reason {
+        cell.put_start::<E>(self).map_err(|reason| match reason {
             Refusal::ShutDown => RegisterError::ShutDown,
             _ => RegisterError::DispatcherFull,
         })

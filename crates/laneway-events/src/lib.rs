@@ -36,7 +36,7 @@ mod sync;
 pub mod model {
     pub use crate::{
         load::Load,
-        mail::{Gate, Mailbox, Shut},
+        mail::{Around, Gate, Mailbox, Shut},
         registry::{NotInserted, Registry},
         schedule::{Fired, Status, Task, Timer},
     };

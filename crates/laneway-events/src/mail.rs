@@ -70,6 +70,8 @@ struct Mail<T> {
     inside: u32,
     /// Places at the dispatcher that nobody inside has.
     places: u32,
+    /// How many may be inside.
+    limit: u32,
     /// How many come in until the next one that is timed.
     until_timed: u32,
     /// Whether there is a token for it in the lane, or in the hands of the thread that will look.
@@ -77,6 +79,15 @@ struct Mail<T> {
     closed: bool,
     /// The shutdown has taken what was in it.
     over: bool,
+}
+
+/// What is around a mailbox.
+pub trait Around<'a>: Copy {
+    /// That of its dispatcher.
+    fn load(self) -> &'a Load;
+
+    /// Sees to it that there is a token for it, which may have one already. False if there will be no more turns.
+    fn announce(self, has_one: bool) -> bool;
 }
 
 /// What is known of a mailbox without the type of what is in it.
@@ -97,33 +108,48 @@ pub trait Gate {
 }
 
 impl<T> Mailbox<T> {
-    /// An empty one, of which the first to be timed is this one.
-    pub fn new(until_timed: u32) -> Self {
-        let letters = VecDeque::new();
-        let (announced, closed, over) = (false, false, false);
-        Mailbox(Mutex::new(Mail { letters, inside: 0, places: 0, until_timed, announced, closed, over }))
+    /// An empty one, for so many at once, of which the first to be timed is this one.
+    pub fn new(limit: u32, until_timed: u32) -> Self {
+        Mailbox(Mutex::new(Mail {
+            letters: VecDeque::new(),
+            inside: 0,
+            places: 0,
+            limit,
+            until_timed,
+            announced: false,
+            closed: false,
+            over: false,
+        }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Mail<T>> {
         lock(&self.0)
     }
 
-    /// Lets one in, if fewer than `limit` are inside, and puts in what `seal` makes of it; that is told whether this one is timed, as one in `one_in` is (none,
-    /// if that is 0). `token` sees to it that there is a token: it is told whether there is one, and says whether there will be a turn.
+    /// Lets one in, if there is room, and puts in what `seal` makes of it; that is told whether this one is timed, as one in `one_in` is (none, if that is 0).
     #[inline]
-    pub fn put<V>(
+    pub fn put<'a, V>(
         &self,
         value: V,
-        (limit, load, one_in): (u32, &Load, u32),
+        one_in: u32,
         seal: impl FnOnce(V, bool) -> T,
-        token: impl FnOnce(bool) -> bool,
+        around: impl Around<'a>,
     ) -> Result<(), (V, Shut)> {
         let mut mail = self.lock();
-        if let Err(shut) = mail.admit(limit, load, token) {
+        let limit = mail.limit;
+        if let Err(shut) = mail.admit(limit, around) {
             return Err((value, shut));
         }
         let timed = mail.is_timed(one_in);
         mail.letters.push_back(seal(value, timed));
+        Ok(())
+    }
+
+    /// Lets one in beside those for which there is room: the start of a processor.
+    pub fn put_beside<'a>(&self, letter: T, around: impl Around<'a>) -> Result<(), Shut> {
+        let mut mail = self.lock();
+        mail.admit(u32::MAX, around)?;
+        mail.letters.push_back(letter);
         Ok(())
     }
 
@@ -145,13 +171,12 @@ impl<T> Mailbox<T> {
         true
     }
 
-    /// Puts back what a turn did not come to, in front of all others. True if there is nothing in it then.
-    pub fn put_back(&self, hand: &mut VecDeque<T>) -> bool {
+    /// Puts back what a turn did not come to, in front of all others.
+    pub fn put_back(&self, hand: &mut VecDeque<T>) {
         let mut mail = self.lock();
         while let Some(letter) = hand.pop_back() {
             mail.letters.push_front(letter);
         }
-        mail.letters.is_empty()
     }
 
     /// Lets go of the memory for what is in it, if that is nothing.
@@ -173,7 +198,7 @@ impl<T> Mailbox<T> {
 
 impl<T> Mail<T> {
     #[inline]
-    fn admit(&mut self, limit: u32, load: &Load, token: impl FnOnce(bool) -> bool) -> Result<(), Shut> {
+    fn admit<'a>(&mut self, limit: u32, around: impl Around<'a>) -> Result<(), Shut> {
         if self.closed {
             return Err(Shut::Closed);
         }
@@ -181,14 +206,14 @@ impl<T> Mail<T> {
             return Err(Shut::Full);
         }
         if self.places == 0 {
-            self.places = load.take(self.letters.len().clamp(1, AHEAD) as u64) as u32;
+            self.places = around.load().take(self.letters.len().clamp(1, AHEAD) as u64) as u32;
             if self.places == 0 {
                 return Err(Shut::DispatcherFull);
             }
         }
-        if self.over || !token(self.announced) {
+        if self.over || !around.announce(self.announced) {
             if !self.announced {
-                load.give_back(std::mem::take(&mut self.places).into());
+                around.load().give_back(std::mem::take(&mut self.places).into());
             }
             return Err(Shut::Over);
         }
@@ -228,58 +253,72 @@ impl<T> Gate for Mailbox<T> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
+    /// Says whether it was asked for a token, and whether one can be had.
+    #[derive(Clone, Copy)]
+    struct Outside<'a>(&'a Load, &'a Cell<Option<bool>>, bool);
+
+    impl<'a> Around<'a> for Outside<'a> {
+        fn load(self) -> &'a Load {
+            self.0
+        }
+
+        fn announce(self, has_one: bool) -> bool {
+            self.1.set(Some(has_one));
+            self.2
+        }
+    }
+
     /// Puts one in; a token can always be had.
-    fn put(mailbox: &Mailbox<u32>, load: &Load, limit: u32, value: u32) -> Result<(), Shut> {
-        mailbox.put(value, (limit, load, 0), |value, _| value, |_| true).map_err(|(_, shut)| shut)
+    fn put(mailbox: &Mailbox<u32>, load: &Load, value: u32) -> Result<(), Shut> {
+        let outside = Outside(load, &Cell::new(None), true);
+        mailbox.put(value, 0, |value, _| value, outside).map_err(|(_, shut)| shut)
     }
 
     #[test]
     fn the_last_one_out_is_told_and_only_that_one() {
-        let (mailbox, load) = (Mailbox::new(0), Load::new(100));
-        assert_eq!(put(&mailbox, &load, 2, 1), Ok(()));
-        assert_eq!(put(&mailbox, &load, 2, 2), Ok(()));
-        assert_eq!(put(&mailbox, &load, 2, 3), Err(Shut::Full));
+        let (mailbox, load) = (Mailbox::new(2, 0), Load::new(100));
+        assert_eq!(put(&mailbox, &load, 1), Ok(()));
+        assert_eq!(put(&mailbox, &load, 2), Ok(()));
+        assert_eq!(put(&mailbox, &load, 3), Err(Shut::Full));
         assert!(!mailbox.leave(1));
         assert_eq!(mailbox.inside(), 1);
         assert!(!mailbox.close(), "somebody is inside");
         assert!(!mailbox.close(), "it was closed before");
-        assert_eq!(put(&mailbox, &load, 2, 3), Err(Shut::Closed));
+        assert_eq!(put(&mailbox, &load, 3), Err(Shut::Closed));
         assert!(mailbox.leave(1));
         assert!(mailbox.is_closed());
     }
 
     #[test]
     fn who_closes_an_empty_one_is_told_once() {
-        let mailbox = Mailbox::<u32>::new(0);
+        let mailbox = Mailbox::<u32>::new(1, 0);
         assert!(mailbox.close());
         assert!(!mailbox.close());
     }
 
     #[test]
     fn letters_come_out_in_order_and_what_was_put_back_is_first() {
-        let (mailbox, load, mut hand) = (Mailbox::new(0), Load::new(100), VecDeque::new());
-        (0..5).for_each(|number| put(&mailbox, &load, 9, number).unwrap());
+        let (mailbox, load, mut hand) = (Mailbox::new(9, 0), Load::new(100), VecDeque::new());
+        (0..5).for_each(|number| put(&mailbox, &load, number).unwrap());
         assert!(mailbox.take(&mut hand, 3, &load));
         assert_eq!(hand.pop_front(), Some(0));
-        put(&mailbox, &load, 9, 5).unwrap();
-        assert!(!mailbox.put_back(&mut hand));
+        put(&mailbox, &load, 5).unwrap();
+        mailbox.put_back(&mut hand);
         assert!(mailbox.take(&mut hand, 9, &load));
         assert_eq!(hand, [1, 2, 3, 4, 5]);
     }
 
     #[test]
     fn a_token_is_asked_for_where_there_is_none() {
-        let (mailbox, load, mut hand) = (Mailbox::new(0), Load::new(100), VecDeque::new());
+        let (mailbox, load, mut hand) = (Mailbox::new(9, 0), Load::new(100), VecDeque::new());
         let has_token = |mailbox: &Mailbox<u32>| {
-            let mut told = None;
-            let token = |announced| {
-                told = Some(announced);
-                true
-            };
-            mailbox.put(0, (9, &load, 0), |value, _| value, token).unwrap();
-            told.expect("asked")
+            let told = Cell::new(None);
+            mailbox.put(0, 0, |value, _| value, Outside(&load, &told, true)).unwrap();
+            told.get().expect("asked")
         };
         assert_eq!([has_token(&mailbox), has_token(&mailbox)], [false, true]);
         assert!(mailbox.take(&mut hand, 9, &load));
@@ -294,8 +333,8 @@ mod tests {
     /// Places that were taken ahead come back, whatever becomes of the mailbox; and near the bound none is taken ahead.
     #[test]
     fn no_place_at_the_dispatcher_is_lost() {
-        let (mailbox, load, mut hand) = (Mailbox::new(0), Load::new(10_000), VecDeque::new());
-        (0..100).for_each(|number| put(&mailbox, &load, 1_000, number).unwrap());
+        let (mailbox, load, mut hand) = (Mailbox::new(1_000, 0), Load::new(10_000), VecDeque::new());
+        (0..100).for_each(|number| put(&mailbox, &load, number).unwrap());
         let taken = load.account().outstanding;
         assert!((100..100 + AHEAD as u64).contains(&taken), "{taken}");
         assert!(mailbox.take(&mut hand, 1_000, &load));
@@ -303,25 +342,25 @@ mod tests {
         assert!(!mailbox.take(&mut hand, 1_000, &load));
         assert_eq!(load.account().outstanding, 100, "of those that have not left");
 
-        let (mailbox, load) = (Mailbox::new(0), Load::new(20));
-        (0..20).for_each(|number| put(&mailbox, &load, 1_000, number).unwrap());
-        assert_eq!(put(&mailbox, &load, 1_000, 20), Err(Shut::DispatcherFull));
+        let (mailbox, load) = (Mailbox::new(1_000, 0), Load::new(20));
+        (0..20).for_each(|number| put(&mailbox, &load, number).unwrap());
+        assert_eq!(put(&mailbox, &load, 20), Err(Shut::DispatcherFull));
 
-        let (mailbox, load) = (Mailbox::new(0), Load::new(20));
-        let refused = mailbox.put(7, (1, &load, 0), |value, _| value, |_| false);
+        let (mailbox, load) = (Mailbox::new(1_000, 0), Load::new(20));
+        let refused = mailbox.put(7, 0, |value, _| value, Outside(&load, &Cell::new(None), false));
         assert_eq!((refused, load.account().outstanding), (Err((7, Shut::Over)), 0));
     }
 
     #[test]
     fn one_in_so_many_is_timed() {
-        let (mailbox, load) = (Mailbox::new(2), Load::new(100));
+        let (mailbox, load) = (Mailbox::new(100, 2), Load::new(100));
         let timed = |one_in| {
             let mut timed = false;
             let seal = |value, this| {
                 timed = this;
                 value
             };
-            mailbox.put(0, (100, &load, one_in), seal, |_| true).unwrap();
+            mailbox.put(0, one_in, seal, Outside(&load, &Cell::new(None), true)).unwrap();
             timed
         };
         let times: Vec<bool> = (0..8).map(|_| timed(3)).collect();

@@ -122,17 +122,15 @@ impl Cell {
         self.typed::<E>().post(self, shared, event)
     }
 
-    /// Puts something that is not an event into its mailbox, in which it has a place, if that has fewer than `limit`.
-    pub(crate) fn put<E: Send + 'static>(
-        &self,
-        shared: &Shared,
-        letter: Letter<E>,
-        limit: u32,
-    ) -> Result<(), Refusal> {
-        let bounds = (limit, shared.load(self), 0);
-        let token = |has_one| shared.announce(self, has_one);
-        let put = self.typed().mailbox.put(letter, bounds, |letter, _| letter, token);
-        put.map_err(|(_, shut)| shut.into())
+    /// Puts the start into its mailbox.
+    pub(crate) fn put_start<E: Send + 'static>(&self, shared: &Shared) -> Result<(), Refusal> {
+        Ok(self.typed::<E>().mailbox.put_beside(Letter::Start, (shared, self))?)
+    }
+
+    /// Puts a change of the handlers into its mailbox, in which it has a place as an event has.
+    fn put_change<E: Send + 'static>(&self, shared: &Shared, change: Change<E>) -> Result<(), Refusal> {
+        let seal = |change, _| Letter::Change(Box::new(change));
+        self.typed().mailbox.put(change, 0, seal, (shared, self)).map_err(|(_, shut)| shut.into())
     }
 
     /// How many are in its mailbox, and whether it takes more.
@@ -204,7 +202,7 @@ impl Plan {
         let Plan { id, number, place, dispatcher, queue_size, until_timed, parent } = self;
         let address = Address { number, slot, place: place as u32 };
         let home = Mutex::new(Home::Here(Stack(vec![handler]), Spare::default()));
-        let behaviour = Arc::new(Typed { home, mailbox: Mailbox::new(until_timed) });
+        let behaviour = Arc::new(Typed { home, mailbox: Mailbox::new(queue_size, until_timed) });
         Arc::new(Cell {
             id,
             number,
@@ -318,6 +316,8 @@ struct InHand<'a, E: 'static> {
     typed: &'a Typed<E>,
     stack: Option<Stack<E>>,
     letters: VecDeque<Letter<E>>,
+    /// It has found nothing in the mailbox.
+    idle: bool,
     remembered: bool,
 }
 
@@ -326,7 +326,7 @@ impl<'a, E: 'static> InHand<'a, E> {
         let mut at_home = lock(&typed.home);
         match std::mem::replace(&mut *at_home, Home::Out) {
             Home::Here(stack, Spare { letters, remembered }) => {
-                Some(InHand { cell, typed, stack: Some(stack), letters, remembered })
+                Some(InHand { cell, typed, stack: Some(stack), letters, idle: false, remembered })
             }
             Home::Out => unreachable!("a lane has one token in flight"),
             Home::Retired => {
@@ -342,7 +342,8 @@ impl<'a, E: 'static> InHand<'a, E> {
 
     /// Whether there is one more, in its hands or in the mailbox; up to `most` are taken out of that. If there is none, this thread must not look any more.
     fn has_next(&mut self, most: usize, load: &Load) -> bool {
-        !self.letters.is_empty() || self.typed.mailbox.take(&mut self.letters, most, load)
+        self.idle = self.letters.is_empty() && !self.typed.mailbox.take(&mut self.letters, most, load);
+        !self.idle
     }
 }
 
@@ -351,10 +352,12 @@ impl<E: 'static> Drop for InHand<'_, E> {
         let Some(stack) = self.stack.take() else { return };
         let mut at_home = lock(&self.typed.home);
         if matches!(*at_home, Home::Out) {
-            let idle = self.typed.mailbox.put_back(&mut self.letters);
+            if !self.letters.is_empty() {
+                self.typed.mailbox.put_back(&mut self.letters);
+            }
             drop_long(&mut self.letters);
             let letters = std::mem::take(&mut self.letters);
-            let is_new = idle && !std::mem::replace(&mut self.remembered, true);
+            let is_new = self.idle && !std::mem::replace(&mut self.remembered, true);
             *at_home = Home::Here(stack, Spare { letters, remembered: self.remembered });
             drop(at_home);
             if is_new {
@@ -437,8 +440,7 @@ impl<E: Send + 'static> Typed<E> {
     /// Puts an event into the mailbox. No user code runs.
     #[inline]
     fn post(&self, cell: &Cell, shared: &Shared, event: E) -> Result<(), Refused<E>> {
-        let bounds = (cell.queue_size, shared.load(cell), shared.latency_sampling);
-        let put = self.mailbox.put(event, bounds, Letter::seal, |has_one| shared.announce(cell, has_one));
+        let put = self.mailbox.put(event, shared.latency_sampling, Letter::seal, (shared, cell));
         put.map_err(|(event, shut)| Refused { event, reason: shut.into() })
     }
 
@@ -671,7 +673,7 @@ impl<E: Send + 'static> ProcessorRef<E> {
     }
 
     fn request(&self, change: Change<E>) -> Result<(), Refusal> {
-        self.cell.put(&self.events.shared, Letter::Change(Box::new(change)), self.cell.queue_size)
+        self.cell.put_change(&self.events.shared, change)
     }
 
     /// Stops it: no more events, those in the mailbox are handled for at most `drain`, the one in the handler is waited for, and the

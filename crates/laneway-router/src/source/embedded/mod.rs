@@ -28,6 +28,8 @@
 //! | file | part | knows |
 //! |---|---|---|
 //! | `mod.rs` | handles: publish, claim, settle | callers and time |
+//! | `publication.rs` | what is published, and why not | callers |
+//! | `sighting.rs` | what those are told who look | callers |
 //! | `index.rs` | which message may go to whom | sequences and leases, in memory only |
 //! | `bodies.rs` | bodies that need not be read | bytes |
 //! | `sweep.rs` | rows that are to be removed | sequences |
@@ -48,11 +50,15 @@
 mod bodies;
 mod file;
 pub(in crate::source) mod index;
+mod publication;
+mod sighting;
 mod sweep;
 mod writer;
 
 pub use file::{Kept, ParkNote};
 pub use index::GroupState;
+pub use publication::{Publication, PublishError, Published, Refusal};
+pub use sighting::{GroupView, Place, SearchLimits, Sighting, Sought};
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -190,196 +196,6 @@ pub enum QueueError {
     /// There are too many.
     #[error("a store has at most {QUEUES_MAX} queues")]
     TooMany,
-}
-
-/// A message on its way into a queue.
-#[derive(Clone, PartialEq)]
-pub struct Publication {
-    /// What is delivered, byte by byte.
-    pub text: Arc<[u8]>,
-    /// What orders it. Blanks are no group.
-    pub group: Option<Arc<str>>,
-    /// Not handed out before this time has passed; its group waits with it.
-    pub delay: Duration,
-    /// Within the queue's window, a second message with the same one is not stored.
-    pub deduplication_id: Option<Arc<str>>,
-}
-
-/// Without the text, which may hold secrets.
-impl std::fmt::Debug for Publication {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Publication")
-            .field("bytes", &self.text.len())
-            .field("group", &self.group)
-            .field("delay", &self.delay)
-            .field("deduplication_id", &self.deduplication_id)
-            .finish()
-    }
-}
-
-impl Publication {
-    /// A message without a group.
-    pub fn new(text: impl AsRef<[u8]>) -> Self {
-        let text = text.as_ref().into();
-        Publication { text, group: None, delay: Duration::ZERO, deduplication_id: None }
-    }
-
-    /// A message of the router, with the group and the deduplication id that it names.
-    pub fn of(message: &Message) -> Self {
-        Publication {
-            text: message.to_json().into_bytes().into(),
-            group: message.group().map(Arc::from),
-            delay: Duration::ZERO,
-            deduplication_id: message.deduplication_id.as_deref().map(Arc::from),
-        }
-    }
-
-    /// With a group.
-    #[must_use]
-    pub fn group(self, group: impl Into<Arc<str>>) -> Self {
-        Publication { group: Some(group.into()), ..self }
-    }
-
-    /// With a delay.
-    #[must_use]
-    pub fn delay(self, delay: Duration) -> Self {
-        Publication { delay, ..self }
-    }
-
-    /// With a deduplication id.
-    #[must_use]
-    pub fn deduplication_id(self, id: impl Into<Arc<str>>) -> Self {
-        Publication { deduplication_id: Some(id.into()), ..self }
-    }
-}
-
-/// What became of a message that was published.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Published {
-    /// Its place among all messages of the store; for a duplicate, that of the message it repeats.
-    pub sequence: u64,
-    /// It was here before and was not stored again.
-    pub duplicate: bool,
-}
-
-/// Nothing was published, and here it is again.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error("{refusal}")]
-pub struct PublishError {
-    /// Why.
-    pub refusal: Refusal,
-    /// All messages of the call; none only if the writer died with them in its hands.
-    pub publications: Vec<Publication>,
-}
-
-/// Why nothing was published.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// The queue is full.
-    #[error("the queue is full: it holds {capacity} messages at most")]
-    Full {
-        /// So many are allowed.
-        capacity: usize,
-    },
-    /// Too many at once.
-    #[error("{count} messages are more than the {BATCH_MAX} that may be published at once")]
-    TooMany {
-        /// So many there were.
-        count: usize,
-    },
-    /// One of them is too long.
-    #[error("message {place} has {bytes} bytes; at most {MESSAGE_BYTES_MAX} are allowed")]
-    TooLong {
-        /// Which, from 0.
-        place: usize,
-        /// How long it is.
-        bytes: usize,
-    },
-    /// The group, the deduplication id or the idempotency key of one of them is too long.
-    #[error("the {what} of message {place} has {bytes} bytes; at most {NAME_BYTES_MAX} are allowed")]
-    LongName {
-        /// Which, from 0.
-        place: usize,
-        /// Of the three.
-        what: &'static str,
-        /// How long it is.
-        bytes: usize,
-    },
-    /// The store could not do it.
-    #[error(transparent)]
-    Failed(#[from] SourceError),
-}
-
-/// A group of a queue, for those who look.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GroupView {
-    /// Its name; none for the group of all messages that have none.
-    pub name: Option<Arc<str>>,
-    /// How many messages it has, leased ones included.
-    pub depth: usize,
-    /// How many of them are leased.
-    pub leased: usize,
-    /// The sequence of its oldest message.
-    pub head: u64,
-    /// What it does.
-    pub state: GroupState,
-}
-
-/// A message that was looked for and found.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sighting {
-    /// Its place among all messages of the store.
-    pub sequence: u64,
-    /// Its id.
-    pub id: String,
-    /// The code of the pool that it asks for.
-    pub pool: String,
-    /// Its group.
-    pub group: Option<Arc<str>>,
-    /// How often it was handed out before.
-    pub attempts: u32,
-    /// Where it is.
-    pub place: Place,
-}
-
-/// Where a message is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// Handed out, and not settled.
-    Leased,
-    /// In the queue, and not due.
-    Delayed {
-        /// For so many more milliseconds.
-        for_millis: u64,
-    },
-    /// In the queue.
-    Waiting,
-    /// Among the dead letters.
-    DeadLetter,
-}
-
-/// What a search has found.
-#[derive(Clone, Debug, Default)]
-pub struct Sought {
-    /// Messages with this id; dead letters of a group with this name, too.
-    pub messages: Vec<Sighting>,
-    /// Groups that have messages and whose names contain it, and the pool that the next of each asks for.
-    pub groups: Vec<(GroupView, Option<String>)>,
-    /// So many messages were looked at.
-    pub looked: usize,
-    /// There are more that were not.
-    pub is_cut_short: bool,
-}
-
-/// How long a search may go on.
-#[derive(Clone, Copy, Debug)]
-pub struct SearchLimits {
-    /// It looks at so many messages, about, and at as many dead letters.
-    pub messages: usize,
-    /// And for so long, about.
-    pub time: Duration,
-    /// It finds so many messages, and so many groups.
-    pub found: usize,
 }
 
 /// A file with queues. Clones are the same store; see [`close`](Self::close) for its end.
