@@ -312,6 +312,9 @@ impl Builder {
     }
 }
 
+/// More tokens than a thread of the engine takes at once.
+const HANDFUL_MAX: usize = 1_024;
+
 fn engine(config: &EventsConfig, shared: &Arc<Shared>) -> Result<Engine<Address, Token>, StartError> {
     let mut topology =
         // Where a processor belongs is known by its index, which no name is needed for.
@@ -320,8 +323,10 @@ fn engine(config: &EventsConfig, shared: &Arc<Shared>) -> Result<Engine<Address,
         topology = topology.backoff_of(dispatcher, backoff.clone());
     }
     let (system, cpus) = (Arc::downgrade(shared), config.thread_cpus.clone());
-    // There is a token for each mailbox with something in it, and each thread may have one in its hands that has just been emptied.
-    let tokens = config.dispatcher_capacity + config.assignment.len();
+    // There is a token for each mailbox with something in it, and a thread may have a handful of those that it has just emptied. The load is the bound, not this: a token is
+    // never refused for want of room.
+    let handful = config.assignment.len().saturating_mul(HANDFUL_MAX);
+    let tokens = config.dispatcher_capacity.saturating_add(handful);
     let builder = Engine::builder()
         .topology(topology)
         .ingress_capacity(tokens.saturating_mul(shared.dispatchers.len()))

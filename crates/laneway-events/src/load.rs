@@ -1,8 +1,8 @@
 //! What a dispatcher has to do: how many events are in the mailboxes of its processors, at most `dispatcher-capacity`, and what has become of those before.
 //!
 //! The engine below counts tokens, one for a mailbox with something in it; these are the events. `mail.rs` takes places for them, some of them ahead, a thread
-//! gives the places of a turn back at its end, after it has counted what came of it. So a system that is quiet has exact counts, and that of a busy one is at most
-//! by as much too high as its mailboxes have taken ahead: no more than there are events in them.
+//! gives the places of a turn back at its end, after it has counted what came of it. So a system that is quiet has exact counts; in those of a busy one, what its mailboxes have
+//! taken ahead counts as accepted and outstanding until it is used or given back, at most 32 for each.
 
 use std::sync::atomic::{
     AtomicU32,

@@ -145,7 +145,7 @@ impl<T> Mailbox<T> {
         Ok(())
     }
 
-    /// Lets one in beside those for which there is room: the start of a processor.
+    /// Lets one in although there may be no room: the start of a processor, which comes before all others and counts as they do.
     pub fn put_beside<'a>(&self, letter: T, around: impl Around<'a>) -> Result<(), Shut> {
         let mut mail = self.lock();
         mail.admit(u32::MAX, around)?;
@@ -206,6 +206,8 @@ impl<T> Mail<T> {
             return Err(Shut::Full);
         }
         if self.places == 0 {
+            // Also where nobody takes anything out: a handler may be stuck.
+            around.load().note_depth(self.letters.len());
             self.places = around.load().take(self.letters.len().clamp(1, AHEAD) as u64) as u32;
             if self.places == 0 {
                 return Err(Shut::DispatcherFull);

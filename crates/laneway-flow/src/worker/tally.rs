@@ -75,24 +75,36 @@ fn as_json(queue: &str, numbers: &[u64]) -> Value {
     })
 }
 
-/// Tells the database what was counted. Where it did not take it, the numbers are kept for the next time.
+/// Numbers that were taken out, by the places of their queues. They go back where nobody has said that they were told.
+struct Taken<'a> {
+    tallies: &'a [Tally],
+    counted: Vec<(usize, Vec<u64>)>,
+}
+
+impl<'a> Taken<'a> {
+    fn out_of(tallies: &'a [Tally]) -> Self {
+        let some = tallies.iter().enumerate().filter_map(|(place, tally)| Some((place, tally.take()?)));
+        Taken { counted: some.collect(), tallies }
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        self.counted.iter().for_each(|(place, numbers)| self.tallies[*place].put_back(numbers));
+    }
+}
+
+/// Tells the database what was counted. Where it did not take it, or is not waited for any longer, the numbers are kept for the next time.
 pub(super) async fn tell(shared: &Shared) -> Result<(), FlowError> {
-    let counted: Vec<(usize, Vec<u64>)> = shared
-        .hand
-        .tallies
-        .iter()
-        .enumerate()
-        .filter_map(|(place, tally)| Some((place, tally.take()?)))
-        .collect();
-    if counted.is_empty() {
+    let mut taken = Taken::out_of(&shared.hand.tallies);
+    if taken.counted.is_empty() {
         return Ok(());
     }
-    let rows = counted.iter().map(|(place, numbers)| as_json(&shared.queues[*place].name, numbers)).collect();
-    let told = store::count_tasks(&shared.control, &Value::Array(rows)).await;
-    if told.is_err() {
-        counted.iter().for_each(|(place, numbers)| shared.hand.tallies[*place].put_back(numbers));
-    }
-    told
+    let row = |(place, numbers): &(usize, Vec<u64>)| as_json(&shared.queues[*place].name, numbers);
+    let rows = taken.counted.iter().map(row).collect();
+    store::count_tasks(&shared.control, &Value::Array(rows)).await?;
+    taken.counted.clear();
+    Ok(())
 }
 
 #[cfg(test)]

@@ -459,12 +459,17 @@ fn about_depths(text: &mut Text, pools: &[std::sync::Arc<crate::pool::Pool>]) {
     text.family(
         name,
         "gauge",
-        "Groups that have up to so many messages in the pool, of the first 65536 groups.",
+        "Groups that have up to so many messages in the pool. Pools are left out from where all together have more than 65536 groups.",
     );
     let mut budget = GROUPS_LOOKED_AT_MAX;
     for pool in pools.iter().take(POOLS_LISTED_MAX) {
-        let (mut counts, mut all) = ([0_usize; DEPTHS.len()], 0);
-        pool.survey(0, budget, |_, depth| {
+        // Part of a pool would look like all of it.
+        if pool.group_count() > budget {
+            break;
+        }
+        let (mut counts, mut all, mut seen) = ([0_usize; DEPTHS.len()], 0, 0);
+        pool.survey(0, usize::MAX, |_, depth| {
+            seen += 1;
             if depth > 0 {
                 all += 1;
                 // Beyond the last bound there is only the sum.
@@ -473,7 +478,7 @@ fn about_depths(text: &mut Text, pools: &[std::sync::Arc<crate::pool::Pool>]) {
                 }
             }
         });
-        budget = budget.saturating_sub(all).max(1);
+        budget = budget.saturating_sub(seen);
         let mut up_to = 0;
         for (bound, count) in DEPTHS.iter().zip(counts) {
             up_to += count;

@@ -373,7 +373,7 @@ impl Groups {
     }
 
     /// Shows the groups of one part after the other, from one part on, until `budget` of them were seen: key and depth. Says
-    /// where to go on. So a look costs the same for a thousand groups and for a million, and no part is held for long.
+    /// where to go on, which is where it began if it has seen all. So a look costs the same for a thousand groups and for a million, and no part is held for long.
     pub(super) fn survey(
         &self,
         from: usize,

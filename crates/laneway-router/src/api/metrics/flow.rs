@@ -1,12 +1,13 @@
 //! What `/metrics` says of flows: how much is alive, from a count of the database that is a few seconds old at most, what workers have told it, and what was heard
 //! of runs and steps since the service was started (`flows.rs`).
 //!
-//! Labels are flows and queues, the first hundred of each by name, and words: never a run, a key or a worker.
+//! Labels are flows and queues and words, never a run, a key or a worker. Of what is counted, the first hundred flows and queues by name are told; of what is heard, the first hundred flows
+//! that were heard of, and the others together.
 
 use laneway_flow::look::{Counts, FlowCount, HANDLER_BOUNDS, QueueCount};
 
 use super::{Histogram, Text};
-use crate::flows::{Flows, RUN_EVENTS, STEP_EVENTS};
+use crate::flows::{Answer, Flows, RUN_EVENTS, STEP_EVENTS};
 
 pub(super) async fn about_flows(text: &mut Text, flows: &Flows) {
     let counts = flows.counts().await;
@@ -19,7 +20,13 @@ pub(super) async fn about_flows(text: &mut Text, flows: &Flows) {
         "laneway_flow_up",
         "gauge",
         "1 if the database of flows answered when it was last asked.",
-        u64::from(counts.is_some()),
+        u64::from(!matches!(counts, Answer::Nothing)),
+    );
+    one(
+        "laneway_flow_counted",
+        "gauge",
+        "1 if it could say how much there is; otherwise the gauges and the counters of tasks are missing, and the log says why.",
+        u64::from(matches!(counts, Answer::Counts(_))),
     );
     one(
         "laneway_flow_listening",
@@ -34,7 +41,7 @@ pub(super) async fn about_flows(text: &mut Text, flows: &Flows) {
         gaps,
     );
     what_was_heard(text, flows);
-    if let Some(counts) = counts {
+    if let Answer::Counts(counts) = counts {
         about_runs(text, &counts.flows);
         about_queues(text, &counts);
     }

@@ -45,8 +45,9 @@ impl Acks {
             told = self.say(told, vec![word]).await;
             self.moved.notify_waiters();
         }
+        let at_last = Instant::now() + PATIENCE * 4;
         while told.can_be_said && *last > told.prefix {
-            let until = told.moved + PATIENCE;
+            let until = (told.moved + PATIENCE).min(at_last);
             if until <= Instant::now() {
                 let words = told.tell_each(numbers);
                 return self.say(told, words).await.can_be_said;
