@@ -108,6 +108,14 @@ async fn every_route_of_flows_answers_as_it_is_described() {
         .serve_data(Definition::from_json(text).unwrap(), HashMap::from([("work".to_owned(), work)]));
     let worker = worker.start().await.unwrap();
     let (api, _folder) = start(&postgres::url(&server)).await;
+    // Not by its metrics: what they say of the database is kept for a while.
+    let listens = "SELECT count(*) FROM pg_stat_activity WHERE query ILIKE 'LISTEN%pgflow_event%'";
+    let hears = async {
+        while sqlx::query_scalar::<_, i64>(listens).fetch_one(&pool).await.unwrap() == 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await; // paced: the connection that listens is opened beside the service's start
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), hears).await.expect("the service listens");
 
     let flows = api.call("GET", "/api/flows", None, 200).await;
     assert_eq!((&flows[0]["slug"], &flows[0]["queues"]), (&json!("api_flow"), &json!(["api_flow"])));
