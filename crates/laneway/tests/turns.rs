@@ -117,7 +117,9 @@ fn a_message_that_comes_again_goes_behind_the_others_of_its_lane_and_its_lane_be
                 order.iter().filter(|(of, _)| *of == body).map(|(_, number)| *number).collect();
             assert_eq!(of_body, (1..=1_000).rev().collect::<Vec<_>>(), "body {body}");
         }
-        let longest = order.chunk_by(|one, other| one.0 == other.0).map(<[_]>::len).max();
+        // Until the first of them has come to its end: a turn that gave way early leaves the last ones out of step, and then nobody waits.
+        let all_there = order.iter().position(|(_, number)| *number == 1).expect("each comes to its end");
+        let longest = order[..all_there].chunk_by(|one, other| one.0 == other.0).map(<[_]>::len).max();
         assert_eq!(longest, Some(3), "none goes on while others wait");
         assert_eq!(engine.shutdown(DEADLINE).account.outstanding, 0);
     }

@@ -68,9 +68,13 @@ impl<K, M> Hand<K, M> {
         self.current < self.len
     }
 
-    /// All turns, with how they ended; those that were not run as if they had been given way.
+    /// All turns, with how they ended; those that were not run as if they had been given way, and first: their lanes must not go behind those that were.
     pub(crate) fn turns(&mut self) -> &mut [Turn<K, M>] {
-        &mut self.turns[..self.len]
+        let unrun = self.len - self.current.min(self.len);
+        self.current = self.len;
+        let turns = &mut self.turns[..self.len];
+        turns.rotate_right(unrun);
+        turns
     }
 
     /// See the field.
