@@ -262,9 +262,7 @@ impl Idle {
             }
         });
     }
-}
 
-impl Idle {
     fn too_many(idle: &RefCell<VecDeque<Weak<Cell>>>) -> Option<Weak<Cell>> {
         let mut idle = idle.borrow_mut();
         if idle.len() > IDLE_MAX { idle.pop_front() } else { None }

@@ -891,7 +891,7 @@ fn parse(text: &str) -> BTreeMap<String, f64> {
         if let Some(rest) = line.strip_prefix("# TYPE ") {
             let (name, kind) = rest.split_once(' ').unwrap();
             assert_eq!(name, family.0);
-            assert!(["counter", "gauge", "histogram"].contains(&kind), "{line}");
+            assert!(["counter", "gauge", "histogram", "summary"].contains(&kind), "{line}");
             assert_eq!(kind == "counter", name.ends_with("_total"), "{line}");
             family.1 = kind.to_owned();
             continue;
@@ -901,6 +901,7 @@ fn parse(text: &str) -> BTreeMap<String, f64> {
         let base = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end));
         let base = base.filter(|_| family.1 == "histogram").unwrap_or(name);
         assert_eq!(base, family.0, "{line} is under the wrong head");
+        assert_eq!(sample.contains("quantile="), family.1 == "summary", "{line}");
         assert!(
             samples.insert(sample.to_owned(), value.parse().expect(line)).is_none(),
             "{sample} comes twice"

@@ -401,7 +401,7 @@ fn about_engines(text: &mut Text, rows: &[PoolRow]) {
         rows.iter().for_each(|row| text.sample(&name, &[("pool", &row.name)], row.engine.numbers[place].3));
     }
     let name = "laneway_engine_latency_seconds";
-    text.family(name, "gauge", "Quantiles since the start: waiting for a slot, in it, and both.");
+    text.family(name, "summary", "Quantiles since the start: waiting for a slot, in it, and both.");
     for row in rows {
         for (phase, quantile, seconds) in &row.engine.latencies {
             text.sample(name, &[("pool", &row.name), ("phase", phase), ("quantile", quantile)], seconds);
