@@ -6,8 +6,9 @@
 //! The lane of a processor has one token that says "there is mail" ([`Token`](crate::processor::Token)), and the mailbox knows whether there is one:
 //!
 //! - Who puts something in and finds no token announced submits one.
-//! - A thread with the token takes what is in the mailbox, a turn of it at a time. When it finds nothing it takes the announcement back, and the token is done. When its
-//!   turn is over before that, the token comes again: at the back of its lane, which goes behind the others that are ready.
+//! - A thread with the token takes what is in the mailbox, many at once, and handles a turn of that; what is left of them waits with the handlers, in front of what is in the mailbox, or goes back there where events are slow. When it
+//!   has nothing and finds nothing it takes the announcement back, and the token is done. When its turn is over before that, the token comes again: at the back of its lane, which goes behind the
+//!   others that are ready.
 //!
 //! So there is a token wherever there is mail; and while a processor is busy, a post makes no trip through the engine. After the announcement was taken back a second token may
 //! come while the first is still in the hands of its thread: the lane runs it afterwards.
@@ -37,9 +38,9 @@ const AHEAD: usize = 32;
 /// Empty buffers of so many bytes are worth to be kept for a while. What needs longer ones has so much in it that to ask for them does not count.
 const SPARE_BYTES: usize = 16 * 1024;
 
-/// Lets go of an empty buffer that is too long to be kept.
+/// Lets go of a buffer that is empty and too long to be kept.
 pub(crate) fn drop_long<T>(letters: &mut VecDeque<T>) {
-    if letters.capacity() * size_of::<T>() > SPARE_BYTES {
+    if letters.is_empty() && letters.capacity() * size_of::<T>() > SPARE_BYTES {
         *letters = VecDeque::new();
     }
 }
@@ -66,7 +67,7 @@ pub struct Mailbox<T>(Mutex<Mail<T>>);
 struct Mail<T> {
     /// Oldest first.
     letters: VecDeque<T>,
-    /// Those that were let in and have not left: the letters, and what a thread has in its hands.
+    /// Those that were let in and have not left: the letters, what a thread has in its hands, and what a turn has left with the handlers.
     inside: u32,
     /// Places at the dispatcher that nobody inside has.
     places: u32,
@@ -163,7 +164,7 @@ impl<T> Mailbox<T> {
             load.give_back(std::mem::take(&mut mail.places).into());
             return false;
         }
-        load.note_depth(count);
+        load.note_depth(mail.inside as usize);
         match count <= most {
             true => std::mem::swap(hand, &mut mail.letters),
             false => hand.extend(mail.letters.drain(..most)),
@@ -207,7 +208,7 @@ impl<T> Mail<T> {
         }
         if self.places == 0 {
             // Also where nobody takes anything out: a handler may be stuck.
-            around.load().note_depth(self.letters.len());
+            around.load().note_depth(self.inside as usize);
             self.places = around.load().take(self.letters.len().clamp(1, AHEAD) as u64) as u32;
             if self.places == 0 {
                 return Err(Shut::DispatcherFull);

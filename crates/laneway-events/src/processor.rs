@@ -43,7 +43,7 @@ pub(crate) struct Token(pub(crate) u32);
 /// What a turn of a processor came to.
 #[derive(Default)]
 pub(crate) struct Ran {
-    /// Events that have left the mailbox.
+    /// Events that were handled, whatever came of them.
     pub(crate) taken: u32,
     /// Those of them that failed, and those that panicked.
     pub(crate) failed: u32,
@@ -52,8 +52,11 @@ pub(crate) struct Ran {
     pub(crate) has_more: bool,
 }
 
-/// So many events have left the mailbox at the end of a turn at the latest: the others that are ready have theirs.
+/// So many events are handled in a turn at most: the others that are ready have theirs.
 const TURN: u32 = 128;
+
+/// So many are taken out of the mailbox at once, where events are quick. Taken whole, a mailbox is exchanged for an empty one and nothing is copied.
+const HAND: usize = 2 * TURN as usize;
 
 /// The key of a lane: a processor, by its numbers.
 #[derive(Clone, Copy)]
@@ -223,7 +226,7 @@ trait Behave: Any + Send + Sync {
     fn run(&self, cell: &Arc<Cell>, events: &Handle, thread: usize, turn: Turn<'_, '_, '_>, ran: &mut Ran);
     /// No handler will be called any more, except to be told so.
     fn retire(&self);
-    /// Lets go of the memory for events, if there are none. False if a thread has just begun with some.
+    /// Lets go of the memory for events, if there are none. False if a thread has just begun with some, or has left some for its next turn.
     fn shrink(&self) -> bool;
     fn give_back(&self, load: &Load) -> Vec<Box<dyn Any + Send>>;
     fn gate(&self) -> &dyn Gate;
@@ -302,7 +305,7 @@ enum Home<E> {
     Retired,
 }
 
-/// An empty buffer to take letters out in.
+/// The buffer to take letters out in, with those that the last turn has left in it: they are older than what is in the mailbox.
 struct Spare<E> {
     letters: VecDeque<Letter<E>>,
     /// Whether a thread remembers to let go of it, and of that of the mailbox.
@@ -323,6 +326,8 @@ struct InHand<'a, E: 'static> {
     letters: VecDeque<Letter<E>>,
     /// It has found nothing in the mailbox.
     idle: bool,
+    /// What is left of the letters goes back into the mailbox, where a shutdown finds it whatever the handler does in its next turn.
+    goes_back: bool,
     remembered: bool,
 }
 
@@ -331,7 +336,8 @@ impl<'a, E: 'static> InHand<'a, E> {
         let mut at_home = lock(&typed.home);
         match std::mem::replace(&mut *at_home, Home::Out) {
             Home::Here(stack, Spare { letters, remembered }) => {
-                Some(InHand { cell, typed, stack: Some(stack), letters, idle: false, remembered })
+                let stack = Some(stack);
+                Some(InHand { cell, typed, stack, letters, idle: false, goes_back: false, remembered })
             }
             Home::Out => unreachable!("a lane has one token in flight"),
             Home::Retired => {
@@ -346,8 +352,9 @@ impl<'a, E: 'static> InHand<'a, E> {
     }
 
     /// Whether there is one more, in its hands or in the mailbox; up to `most` are taken out of that. If there is none, this thread must not look any more.
-    fn has_next(&mut self, most: usize, load: &Load) -> bool {
-        self.idle = self.letters.is_empty() && !self.typed.mailbox.take(&mut self.letters, most, load);
+    #[inline]
+    fn has_next(&mut self, most: impl FnOnce() -> usize, load: &Load) -> bool {
+        self.idle = self.letters.is_empty() && !self.typed.mailbox.take(&mut self.letters, most(), load);
         !self.idle
     }
 }
@@ -357,7 +364,7 @@ impl<E: 'static> Drop for InHand<'_, E> {
         let Some(stack) = self.stack.take() else { return };
         let mut at_home = lock(&self.typed.home);
         if matches!(*at_home, Home::Out) {
-            if !self.letters.is_empty() {
+            if self.goes_back {
                 self.typed.mailbox.put_back(&mut self.letters);
             }
             drop_long(&mut self.letters);
@@ -374,6 +381,11 @@ impl<E: 'static> Drop for InHand<'_, E> {
         // The shutdown did not wait for this thread any longer: what it still has goes with it.
         dismiss(stack);
     }
+}
+
+/// Whether a whole turn is done in no time, as far as is known.
+fn is_quick(turn: &Messages<'_, '_, Address, Token>) -> bool {
+    turn.pieces(TURN as usize) == TURN as usize
 }
 
 /// What a panic said.
@@ -462,7 +474,9 @@ impl<E: Send + 'static> Typed<E> {
         let mut context = Context { events, cell, thread, depth: 0, changes: Vec::new() };
         loop {
             let left = (TURN - ran.taken) as usize;
-            if !hand.has_next(turn.pieces(left.max(1)).min(left), load) {
+            // What is in its hands cannot be given back as long as a handler is stuck: few, unless they are quick.
+            let most = || if is_quick(turn) { HAND } else { turn.pieces(left.max(1)).min(left) };
+            if !hand.has_next(most, load) {
                 return false;
             }
             // The token itself began the first.
@@ -503,6 +517,7 @@ impl<E: Send + 'static> Behave for Typed<E> {
             match catch_unwind(AssertUnwindSafe(run)) {
                 Ok(has_more) => {
                     ran.has_more = has_more;
+                    hand.goes_back = has_more && !is_quick(turn);
                     return;
                 }
                 Err(panic) => {
@@ -515,22 +530,25 @@ impl<E: Send + 'static> Behave for Typed<E> {
     }
 
     fn retire(&self) {
-        let before = std::mem::replace(&mut *lock(&self.home), Home::Retired);
+        let mut at_home = lock(&self.home);
+        let before = std::mem::replace(&mut *at_home, Home::Retired);
+        let Home::Here(stack, mut spare) = before else { return self.mailbox.shrink() };
+        // To be given back with the rest.
+        self.mailbox.put_back(&mut spare.letters);
         self.mailbox.shrink();
-        if let Home::Here(stack, _) = before {
-            dismiss(stack);
-        }
+        drop(at_home);
+        dismiss(stack);
     }
 
     fn shrink(&self) -> bool {
         let mut at_home = lock(&self.home);
         match &mut *at_home {
-            Home::Here(_, spare) => {
+            Home::Here(_, spare) if spare.letters.is_empty() => {
                 *spare = Spare::default();
                 self.mailbox.shrink();
                 true
             }
-            Home::Out => false,
+            Home::Here(..) | Home::Out => false,
             Home::Retired => true,
         }
     }

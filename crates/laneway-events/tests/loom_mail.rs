@@ -59,17 +59,16 @@ impl Processor {
         put.map_err(|(_, shut)| shut)
     }
 
-    /// Runs the tokens that are there, one letter a turn, as the thread does that has the lane. At most so many turns: with the lane to itself it needs no more.
+    /// Runs the tokens that are there, one letter a turn, of two that it takes at once, as the thread does that has the lane. At most so many turns: with the lane to itself it needs no more.
     fn run(&self) {
         let mut hand = VecDeque::new();
         while self.tokens.load(SeqCst) > 0 {
             let mut taken = 0;
             let has_more = loop {
-                if !self.mailbox.take(&mut hand, 1, &self.load) {
+                if hand.is_empty() && !self.mailbox.take(&mut hand, 2, &self.load) {
                     break false;
                 }
                 if taken == 1 {
-                    self.mailbox.put_back(&mut hand);
                     break true;
                 }
                 taken += 1;

@@ -10,6 +10,7 @@
 
 #[cfg(feature = "tokio")]
 pub(crate) mod slot;
+mod supply;
 pub(crate) mod thread;
 
 use std::{
@@ -22,6 +23,8 @@ use std::{
     time::Duration,
 };
 
+use self::supply::Gauge;
+pub(crate) use self::supply::Supply;
 use crate::{
     dispatcher::{Asleep, Dispatcher, Found},
     engine::Shared,
@@ -175,12 +178,6 @@ const SLOW: u64 = 50_000;
 const HAND_LANES: usize = 128;
 const HAND_MESSAGES: usize = 512;
 
-/// A stream of fewer messages is hardly worth the locks that it cost.
-const FEW: usize = 16;
-
-/// A stream of as many is worth them.
-const MANY: usize = 1_024;
-
 /// While messages are quick, one in this many is timed.
 const TIMED_ONE_IN: u32 = 64;
 
@@ -289,20 +286,6 @@ impl<K, M> Seat<K, M> {
     }
 }
 
-/// How quick messages come to a worker that streams them, and so when its next look is worth the locks.
-///
-/// A worker that is quicker than the submitters would take each message as it comes. That is the least latency and the least
-/// throughput: both sides spend their time on taking the ingress lock, and the memory behind it, from each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Supply {
-    /// Look again at once.
-    Plenty,
-    /// Few at a time: look again when one more may have come.
-    Trickle,
-    /// Dozens or hundreds at a time, again and again: they will be thousands by and by.
-    Current,
-}
-
 /// What a worker found when it looked at its dispatchers.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Look {
@@ -335,9 +318,8 @@ pub(crate) struct Worker<K, M> {
     /// Failed cycles in a row.
     pub(crate) failures: u32,
     full_turns: bool,
-    /// How many messages came at once with the last stream.
-    came: usize,
-    /// What that says about the next look.
+    gauge: Gauge,
+    /// What it says about the next look.
     pub(crate) supply: Supply,
     /// Messages that had been released when the current turn began.
     released_before: u64,
@@ -369,7 +351,7 @@ where
             tempo: Tempo::new(),
             failures: 0,
             full_turns,
-            came: 0,
+            gauge: Gauge::new(),
             supply: Supply::Plenty,
             released_before: 0,
             released_turns: Vec::new(),
@@ -502,9 +484,15 @@ where
             return true;
         }
         let place = self.serving.take().expect("a turn in hand");
-        let supply = self.supply();
+        self.supply = match self.hand.drained() {
+            _ if self.tempo.is_slow() => Supply::Plenty,
+            Some(came) => self.gauge.streamed(came),
+            // Others of its row would wait with it.
+            None if self.row.len() > 1 => Supply::Plenty,
+            None => self.gauge.ran(self.tally.turns, self.tally.started),
+        };
         let stays = self.row.len() == 1
-            && supply == Supply::Plenty
+            && self.supply == Supply::Plenty
             && !self.seat.dismissed.load(Ordering::Acquire)
             && self.seat.version.load(Ordering::Acquire) == self.version;
         let wants = stays.then(|| self.wants(&self.row[place]));
@@ -513,17 +501,6 @@ where
             self.took(place);
         }
         found == Found::Turn
-    }
-
-    /// How the messages come that it streams, judged at the end of a hand.
-    fn supply(&mut self) -> Supply {
-        self.supply = match self.hand.drained() {
-            Some(came) if came < FEW => Supply::Trickle,
-            Some(came) if came < MANY && self.came >= FEW => Supply::Current,
-            _ => Supply::Plenty,
-        };
-        self.came = self.hand.drained().unwrap_or(self.came);
-        self.supply
     }
 
     /// Registers as a sleeper everywhere. `None` if it should look again instead; else until when it may sleep.
@@ -545,6 +522,7 @@ where
             return None;
         }
         WorkerCounters::add(&self.seat.counters.parks, 1);
+        self.gauge.rested();
         Some(until)
     }
 

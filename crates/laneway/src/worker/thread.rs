@@ -51,7 +51,6 @@ fn run_turns<K: Clone, M>(worker: &mut Worker<K, M>, handler: &dyn RunTurn<K, M>
 /// takes about as long as a wake-up, and at the rate of a current hundreds of messages come meanwhile.
 fn take_breath<K: Clone, M>(worker: &Worker<K, M>, strategy: WaitStrategy) {
     match worker.supply {
-        _ if worker.tempo.is_slow() => {}
         Supply::Plenty => {}
         Supply::Current if strategy == WaitStrategy::Park => std::thread::sleep(NAP),
         Supply::Trickle | Supply::Current => (0..BREATH).for_each(|_| std::hint::spin_loop()),
