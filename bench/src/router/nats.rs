@@ -27,27 +27,20 @@ pub(super) const KIND: Kind = Kind {
     fixture: |place| Box::new(Nats(place)),
 };
 
-/// Reads all partitions with one consumer, as a user would who needs no order: less work for the server, which looks through the whole stream for each consumer.
+/// Has one stream and one consumer, as a user would who needs no order.
 const UNPARTITIONED: &str = "plain-unpartitioned";
 
 struct Nats(Place);
 
-/// A consumer of one partition, as the router's, or of all of them; with as much under way as the router has.
-fn config(settings: &Settings, partition: Option<usize>) -> Config {
-    let consumers = if partition.is_some() { 1 } else { settings.partitions };
-    Config {
-        durable_name: Some(format!("plain-{}", partition.unwrap_or_default())),
-        max_ack_pending: (settings.window * consumers) as i64,
-        filter_subject: partition.map_or_else(String::new, |number| format!("{}.{number}", settings.subject)),
-        ..Config::default()
-    }
-}
-
 impl Nats {
+    /// As many in all as two or three machines would share.
+    fn partitions(queues: usize) -> usize {
+        (32 / queues).clamp(1, 8)
+    }
+
     fn settings(&self, queue: usize, queues: usize) -> Settings {
         let name = self.0.queue(queue);
-        // As many partitions in all as two or three machines would share.
-        let partitions = (32 / queues).clamp(1, 8);
+        let partitions = if self.0.reader == UNPARTITIONED { 1 } else { Self::partitions(queues) };
         Settings {
             url: self.0.address.clone(),
             stream: name.clone(),
@@ -63,27 +56,25 @@ impl Fixture for Nats {
         Arc::new(self.settings(queue, queues))
     }
 
-    fn connect(
-        &self,
-        contender: &str,
-        queue: usize,
-        queues: usize,
-        count: u64,
-    ) -> BoxFuture<'_, Result<Consuming<'_>>> {
+    fn connect(&self, queue: usize, queues: usize, count: u64) -> BoxFuture<'_, Result<Consuming<'_>>> {
         let settings = self.settings(queue, queues);
-        let partitions = if contender == UNPARTITIONED { None } else { Some(settings.partitions) };
+        // Together as much under way as the router has.
+        let window = settings.window * Self::partitions(queues) / settings.partitions;
         Box::pin(async move {
             let context = async_nats::jetstream::new(async_nats::connect(&settings.url).await?);
-            let stream = context.get_stream(&settings.stream).await?;
             let mut consumers: Vec<PullConsumer> = Vec::new();
-            for partition in 0..partitions.unwrap_or(1) {
-                consumers
-                    .push(stream.create_consumer(config(&settings, partitions.map(|_| partition))).await?);
+            for partition in 0..settings.partitions {
+                let stream = context.get_stream(format!("{}-{partition}", settings.stream)).await?;
+                let config = Config {
+                    durable_name: Some("plain".to_owned()),
+                    max_ack_pending: window as i64,
+                    ..Config::default()
+                };
+                consumers.push(stream.create_consumer(config).await?);
             }
             let consuming = async move {
                 let mut streams = Vec::new();
                 for consumer in &consumers {
-                    let window = consumer.cached_info().config.max_ack_pending as usize;
                     streams.push(consumer.stream().max_messages_per_batch(window).messages().await?);
                 }
                 let messages = select_all(streams);

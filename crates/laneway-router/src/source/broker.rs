@@ -293,6 +293,10 @@ impl Source for Configured {
         self.open.load().as_ref().map_or(1, |open| open.settles_at_once())
     }
 
+    fn gathers_for(&self) -> Duration {
+        self.open.load().as_ref().map_or(Duration::ZERO, |open| open.gathers_for())
+    }
+
     fn is_open(&self) -> bool {
         self.open.load().as_ref().is_some_and(|open| open.is_open())
     }

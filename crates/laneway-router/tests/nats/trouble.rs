@@ -1,12 +1,13 @@
 //! What goes wrong: servers that are not there, go away and come back, refuse us, or hold what is not right; and several instances at work meanwhile.
 
 use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use laneway_router::source::broker::{Broker, Examination, Level, Role};
 use laneway_router::source::nats::{Credentials, NatsSource, Settings};
-use laneway_router::source::sink::{Outgoing, Published, SinkError};
+use laneway_router::source::sink::{Outgoing, Published, Sink, SinkError};
 use laneway_router::source::{Disposal, Settled, Source, SourceError, Wants};
 use laneway_servers::nats;
 use tokio::time::{Instant, timeout};
@@ -105,6 +106,13 @@ async fn the_doctor_names_what_is_wrong_and_how_to_mend_it() {
     assert!(found.iter().any(|it| it.what.contains("4 partitions")), "{found:?}");
     let found = of(Settings { partitions: 8, ..settings.clone() }).await;
     assert!(found.iter().any(|it| it.level == Level::Warning && it.what.contains("says 8")), "{found:?}");
+    // A stream that was lost: nobody goes on with fewer partitions, since groups would move.
+    let client = async_nats::connect(nats::url(&server)).await.expect("a connection");
+    async_nats::jetstream::new(client).delete_stream("orders-2").await.expect("it was there");
+    let found = of(settings.clone()).await;
+    let words = "one of 4 partitions, but 2 follow";
+    assert!(found.iter().any(|it| it.level == Level::Error && it.what.contains(words)), "{found:?}");
+    assert!(matches!(failure(&settings).await, SourceError::Broken(what) if what.contains(words)));
     drop(server);
     let found = of(settings).await;
     assert_eq!(found.last().map(|it| it.level), Some(Level::Error), "{found:?}");
@@ -187,6 +195,101 @@ async fn a_server_that_goes_away_and_comes_back() {
     assert!(again <= 10, "only what was held came again: {again}");
 }
 
+/// nats-server 2.9 loses sight of the last message that is left of a subject when the newest was acknowledged before the oldest: a new consumer that asks for the subject does not get it. Ours
+/// ask for all of a stream.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_left_behind_by_acknowledgements_out_of_order_comes_in_its_place() {
+    let server = nats::start().expect("a server");
+    let settings = settings(&server);
+    let (sink, source) = (sink(&settings).await, open(&settings).await);
+    let publish = |numbers: std::ops::RangeInclusive<u32>| {
+        sink.publish(numbers.map(|number| outgoing("a", number)).collect())
+    };
+    publish(1..=5).await.expect("published");
+    let mut held = Vec::new();
+    while held.len() < 5 {
+        held.extend(eventually(&source).await);
+    }
+    for place in [4, 1, 2, 0] {
+        let disposal = (held[place].receipt.clone(), Disposal::Done);
+        assert_eq!(settle_eventually(&source, vec![disposal]).await, [Settled::Settled]);
+    }
+    source.close().await;
+    publish(6..=8).await.expect("published");
+    let next = open(&settings).await;
+    let mut came = Vec::new();
+    while came.len() < 4 {
+        came.extend(eventually(&next).await);
+    }
+    let texts: Vec<_> = came.iter().map(|delivery| String::from_utf8_lossy(&delivery.text)).collect();
+    assert_eq!(texts, ["4", "6", "7", "8"]);
+}
+
+/// A killed server may have forgotten how far it had counted (nats-server's issues 2068, 6600 and 6881), while its consumers have not: it gives numbers to new messages
+/// that it has given before. Here its files of messages are put back to an earlier time, those of the consumers are not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_has_forgotten_how_far_it_had_counted() {
+    let mut server = nats::start().expect("a server");
+    // One partition, whose files are known.
+    let settings = Settings { partitions: 1, ..settings(&server) };
+    let (sink, source) = (sink(&settings).await, open(&settings).await);
+    let text =
+        |delivery: &laneway_router::source::Delivery| String::from_utf8_lossy(&delivery.text).into_owned();
+    let done = |delivery: &laneway_router::source::Delivery| (delivery.receipt.clone(), Disposal::Done);
+    // Published again if the answer was lost, it is recognised.
+    let known = |text: &str| Outgoing { deduplication_id: Some(text.to_owned()), ..outgoing("a", text) };
+    let messages = server.folder().join("store/jetstream/$G/streams/orders-0/msgs");
+    let earlier = server.folder().join("earlier");
+
+    sink.publish(vec![outgoing("a", "first")]).await.expect("published");
+    let first = eventually(&source).await;
+    assert_eq!(settle_eventually(&source, first.iter().map(done).collect()).await, [Settled::Settled]);
+    server.stop().expect("it was there");
+    copy_folder(&messages, &earlier);
+    server.resume().expect("it comes back");
+
+    publish_eventually(&*sink, vec![known("done"), known("held")]).await;
+    let mut held = eventually(&source).await;
+    while held.len() < 2 {
+        held.extend(eventually(&source).await);
+    }
+    assert_eq!(held.iter().map(text).collect::<Vec<_>>(), ["done", "held"]);
+    assert_eq!(settle_eventually(&source, vec![done(&held[0])]).await, [Settled::Settled]);
+    server.stop().expect("it was there");
+    std::fs::remove_dir_all(&messages).expect("it was there");
+    std::fs::rename(&earlier, &messages).expect("it was there");
+    server.resume().expect("it comes back");
+
+    publish_eventually(&*sink, vec![known("new"), known("newest")]).await;
+    // The router knows messages by their numbers: what has that of one that it holds must not come before it has let go of it, and nothing of it is left to be told.
+    assert_eq!(settle_eventually(&source, vec![done(&held[1])]).await, [Settled::Settled]);
+    let mut came = eventually(&source).await;
+    while came.len() < 2 {
+        came.extend(eventually(&source).await);
+    }
+    assert_eq!(came.iter().map(text).collect::<Vec<_>>(), ["new", "newest"]);
+    assert_eq!(held[1].id, came[1].id, "two messages have had this number");
+    let new = came.iter().map(done).collect();
+    assert_eq!(settle_eventually(&source, new).await, [Settled::Settled, Settled::Settled]);
+    assert_eq!(source.depth().await.expect("an answer").waiting, 0);
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    std::fs::create_dir(to).expect("a new folder");
+    for entry in std::fs::read_dir(from).expect("a folder") {
+        let entry = entry.expect("a file");
+        std::fs::copy(entry.path(), to.join(entry.file_name())).expect("a copy");
+    }
+}
+
+async fn publish_eventually(sink: &dyn Sink, messages: Vec<Outgoing>) {
+    let deadline = Instant::now() + PATIENCE;
+    while let Err(error) = sink.publish(messages.clone()).await {
+        assert!(Instant::now() < deadline, "{error}");
+        tokio::time::sleep(Duration::from_millis(50)).await; // paced: as a publisher waits before it tries again
+    }
+}
+
 /// A server that does not answer for longer than the lease: nothing is handed out meanwhile, and everything goes on by itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_does_not_answer_for_a_while() {
@@ -220,7 +323,7 @@ async fn a_server_that_does_not_answer_for_a_while() {
     assert_eq!(seen, ["0", "1", "2", "3"]);
 }
 
-/// Three instances share a stream; one is closed, one comes late: each message is done once, groups stay in order, and nobody holds what another holds.
+/// Three instances share the partitions; one is closed, one comes late: each message is done once, groups stay in order, and nobody holds what another holds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn instances_share_the_partitions_and_hand_them_over_in_order() {
     const GROUPS: usize = 12;

@@ -31,7 +31,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::source::{Handle, Shared, State};
-use super::{Failure, GROUP, NOT_BEFORE};
+use super::{Failure, GROUP, NOT_BEFORE, number_of};
 use crate::source::ARRIVALS_AT_ONCE;
 use crate::source::shelf::Arrival;
 
@@ -64,6 +64,8 @@ struct Tenant {
 /// A partition that is ours.
 struct Owned {
     tenant: Tenant,
+    /// The life of the server in which its consumer was made.
+    server: Arc<str>,
     revision: u64,
     /// When the last value was sent that was written.
     renewed: Instant,
@@ -84,7 +86,8 @@ type Interrupted = (usize, String);
 /// The task that keeps partitions.
 pub(super) struct Keeper {
     shared: Arc<Shared>,
-    stream: stream::Stream,
+    /// The streams of the partitions.
+    partitions: Vec<stream::Stream>,
     bucket: Store,
     instance: String,
     seen: HashMap<String, Seen>,
@@ -103,14 +106,17 @@ fn partition_key(number: usize) -> String {
 
 impl Keeper {
     /// Finds the bucket, or makes it, and begins to watch it.
-    pub(super) async fn open(shared: Arc<Shared>, stream: stream::Stream) -> Result<(Self, Watch), Failure> {
+    pub(super) async fn open(
+        shared: Arc<Shared>,
+        partitions: Vec<stream::Stream>,
+    ) -> Result<(Self, Watch), Failure> {
         let bucket = open_bucket(&shared).await?;
         let watched = bucket.watch_with_history(">").await;
         let watch = watched.map_err(|error| Failure::Absent(format!("cannot watch the leases: {error}")))?;
         let instance = format!("{:016x}", fastrand::u64(..));
         let keeper = Keeper {
             shared,
-            stream,
+            partitions,
             bucket,
             instance,
             seen: HashMap::new(),
@@ -321,7 +327,7 @@ impl Keeper {
         let Some(owned) = self.owned.remove(&number) else { return };
         self.shared.state().lose(number);
         // Without an answer the consumer stays, and the next one deletes it.
-        let _ = self.stream.delete_consumer(&owned.tenant.consumer).await;
+        let _ = self.partitions[number].delete_consumer(&owned.tenant.consumer).await;
         if let Ok(revision) =
             self.bucket.update(partition_key(number), Default::default(), owned.revision).await
         {
@@ -330,11 +336,15 @@ impl Keeper {
         }
     }
 
-    /// Begins anew with partitions whose reader has ended.
+    /// Begins anew with partitions whose reader has ended, or whose server has.
     async fn take_over_again(&mut self) {
+        // Without one there is nobody to begin anew with.
+        let Some(server) = self.shared.server() else { return };
         let interrupted: Vec<usize> = {
             let state = self.shared.state();
-            let anew = |(number, owned): &(&usize, &Owned)| owned.interrupted || state.is_torn(**number);
+            let anew = |(number, owned): &(&usize, &Owned)| {
+                owned.interrupted || owned.server != server || state.is_torn(**number)
+            };
             self.owned.iter().filter(anew).map(|(number, _)| *number).collect()
         };
         for number in interrupted {
@@ -390,7 +400,11 @@ impl Keeper {
 
     async fn look_again(&mut self, number: usize) {
         match self.bucket.entry(partition_key(number)).await {
-            Ok(Some(entry)) => self.see(&entry),
+            Ok(Some(entry)) => {
+                // Whatever its revision: a server that has lost its last writes has gone back.
+                self.seen.remove(&entry.key);
+                self.see(&entry);
+            }
             Ok(None) => drop(self.seen.remove(&partition_key(number))),
             Err(_) => {}
         }
@@ -407,6 +421,9 @@ impl Keeper {
         let consumer = format!("laneway-{number}-{over}-{:08x}", fastrand::u32(..));
         let tenant = Tenant { instance: self.instance.clone(), consumer: consumer.clone() };
         let began = Instant::now();
+        // Asked before the consumer is made: if the server goes between, it is begun anew once more.
+        let server = self.shared.server();
+        let server = server.ok_or_else(|| Occupied::Trouble("the server does not answer".to_owned()))?;
         let trouble =
             |what: &str, error: &dyn std::fmt::Display| Occupied::Trouble(format!("{what}: {error}"));
         let written = self.bucket.update(partition_key(number), written(&tenant), over).await;
@@ -436,9 +453,15 @@ impl Keeper {
         }
         let until = began + self.shared.settings.owner_lease;
         self.shared.state().gain(number, consumer.as_str().into(), until, pending);
-        let reading = read(Arc::clone(&self.shared), number, consumer, reader, self.interruptions.0.clone());
-        let reader = tokio::spawn(reading);
-        Ok(Owned { tenant, revision, renewed: began, reader, interrupted: false })
+        let origin = Origin {
+            partition: number,
+            partitions: self.partitions.len(),
+            consumer: consumer.as_str().into(),
+            server: Arc::clone(&server),
+        };
+        let reader =
+            tokio::spawn(read(Arc::clone(&self.shared), origin, reader, self.interruptions.0.clone()));
+        Ok(Owned { tenant, server, revision, renewed: began, reader, interrupted: false })
     }
 
     /// Makes our consumer in the place of those before, and says how many messages it will bring that are there now.
@@ -452,7 +475,7 @@ impl Keeper {
         let trouble =
             |what: &str, error: &dyn std::fmt::Display| Occupied::Trouble(format!("{what}: {error}"));
         if let Some(before) = before.filter(|before| !before.is_empty()) {
-            let _ = self.stream.delete_consumer(before).await;
+            let _ = self.partitions[number].delete_consumer(before).await;
         }
         let config = PullConfig {
             durable_name: Some(name.to_owned()),
@@ -461,15 +484,14 @@ impl Keeper {
             ack_wait: ACK_WAIT,
             max_deliver: -1,
             max_ack_pending: self.shared.settings.window as i64,
-            filter_subject: self.shared.settings.partition_subject(number),
             ..PullConfig::default()
         };
-        let consumer: PullConsumer = match self.stream.create_consumer(config.clone()).await {
+        let consumer: PullConsumer = match self.partitions[number].create_consumer(config.clone()).await {
             Ok(consumer) => consumer,
             // Another one reads the partition: of somebody who was here before us, or has taken it since.
             Err(_) => {
                 self.delete_older(number, over).await?;
-                let made = self.stream.create_consumer(config).await;
+                let made = self.partitions[number].create_consumer(config).await;
                 made.map_err(|error| trouble("cannot make a consumer", &error))?
             }
         };
@@ -487,7 +509,7 @@ impl Keeper {
     /// Deletes the consumers of a partition that are older than what we have written over. A newer one means that we are late.
     async fn delete_older(&self, number: usize, over: u64) -> Result<(), Occupied> {
         let prefix = format!("laneway-{number}-");
-        let mut names = self.stream.consumer_names();
+        let mut names = self.partitions[number].consumer_names();
         while let Some(name) = names.next().await {
             let name =
                 name.map_err(|error| Occupied::Trouble(format!("cannot list the consumers: {error}")))?;
@@ -496,7 +518,7 @@ impl Keeper {
             if age > over {
                 return Err(Occupied::Taken);
             }
-            let _ = self.stream.delete_consumer(&name).await;
+            let _ = self.partitions[number].delete_consumer(&name).await;
         }
         Ok(())
     }
@@ -562,15 +584,23 @@ async fn open_bucket(shared: &Shared) -> Result<Store, Failure> {
 
 // ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
+/// Where messages come from.
+struct Origin {
+    partition: usize,
+    /// How many there are.
+    partitions: usize,
+    consumer: Arc<str>,
+    /// The life of the server in which the consumer was made.
+    server: Arc<str>,
+}
+
 /// Puts what a consumer brings on the shelf, until something is missing.
 async fn read(
     shared: Arc<Shared>,
-    number: usize,
-    consumer: String,
+    origin: Origin,
     messages: Messages,
     interruptions: mpsc::UnboundedSender<Interrupted>,
 ) {
-    let name: Arc<str> = consumer.as_str().into();
     let mut expected = 1;
     // What has come together is put on the shelf together: a claimer that is woken for each message would find one at a time.
     let mut chunks = messages.ready_chunks(ARRIVALS_AT_ONCE);
@@ -578,12 +608,12 @@ async fn read(
         let came = chunk.len();
         let mut arrivals = Vec::with_capacity(came);
         for message in chunk.iter().map_while(|message| message.as_ref().ok()) {
-            let Some(arrival) = arrival(message, &name, number, expected) else { break };
+            let Some(arrival) = arrival(message, &origin, expected) else { break };
             expected += 1;
             arrivals.push(arrival);
         }
         let is_whole = arrivals.len() == came;
-        if !shared.state().put(number, &name, arrivals, expected) {
+        if !shared.state().put(origin.partition, &origin.consumer, arrivals, expected) {
             return;
         }
         shared.arrived.notify_waiters();
@@ -591,16 +621,11 @@ async fn read(
             break;
         }
     }
-    let _ = interruptions.send((number, consumer));
+    let _ = interruptions.send((origin.partition, origin.consumer.to_string()));
 }
 
 /// A message as the shelf takes it. Nothing, if it is not the one that has to come next.
-fn arrival(
-    message: &jetstream::Message,
-    consumer: &Arc<str>,
-    partition: usize,
-    expected: u64,
-) -> Option<Arrival<Handle>> {
+fn arrival(message: &jetstream::Message, origin: &Origin, expected: u64) -> Option<Arrival<Handle>> {
     let info = message.info().ok()?;
     if info.consumer_sequence != expected || info.delivered != 1 {
         return None;
@@ -609,13 +634,19 @@ fn arrival(
     let group = header(GROUP).map(|group| Arc::from(&*percent_decode_str(group).decode_utf8_lossy()));
     let not_before = header(NOT_BEFORE).and_then(|millis| millis.parse().ok()).and_then(from_now);
     Some(Arrival {
-        id: info.stream_sequence,
+        id: number_of(info.stream_sequence, origin.partition, origin.partitions),
         group,
         text: Arc::from(&message.payload[..]),
         earlier: 0,
         not_before,
         // A copy: the client's own keeps everything that was read with it from the connection.
-        handle: Handle { reply: message.reply.as_deref()?.into(), consumer: Arc::clone(consumer), partition },
+        handle: Handle {
+            reply: message.reply.as_deref()?.into(),
+            consumer: Arc::clone(&origin.consumer),
+            partition: origin.partition,
+            server: Arc::clone(&origin.server),
+            published: info.published.unix_timestamp_nanos(),
+        },
     })
 }
 

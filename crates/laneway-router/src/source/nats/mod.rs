@@ -1,14 +1,21 @@
-//! NATS JetStream: a work queue in partitions, each read by one instance at a time.
+//! NATS JetStream: a queue in partitions, each of them a work queue that one instance reads at a time.
 //!
 //! ```text
-//!  sink ── group's hash ──► orders.0 ─┐                        ┌─ partitions 0, 2: instance A ─► shelf ─► router
-//!                           orders.1  ├─ one stream, work queue ┤
-//!                           orders.2 ─┘                        └─ partition 1:     instance B ─► shelf ─► router
+//!  sink ── group's hash ──► orders.0 ── stream orders-0 ─┐
+//!                           orders.1 ── stream orders-1 ─┼─ partitions 0, 2: instance A ─► shelf ─► router
+//!                           orders.2 ── stream orders-2 ─┘  partition 1:     instance B ─► shelf ─► router
 //! ```
 //!
-//! A group's hash picks its partition, which is a subject of the stream. One durable pull consumer per partition hands out what is in it, in the order of
+//! A group's hash picks its partition, which is a subject and a stream of its own. One durable pull consumer per partition hands out what is in it, in the order of
 //! the stream, and acknowledging a message removes it. [`keeper`] sees to it that each partition is read by one instance, which holds it by a lease in a bucket of
 //! keys and values; [`source`] is what the router reads; [`sink`] publishes.
+//!
+//! # Why a stream for each partition
+//!
+//! One stream with a subject for each partition, read by consumers that filter, would do in principle, and did here once. But a server finds the next message of a subject by an
+//! index, and that of nats-server 2.9 is wrong after acknowledgements out of order: of messages 1 to 5, once 5, 2, 3 and 1 are acknowledged, it takes 5 for the first that is left, and a new
+//! consumer never sees 4. `tests/nats/trouble.rs` does just that. A consumer without a filter needs no index; it is also quicker, since the server does not look through the messages of
+//! other partitions.
 //!
 //! # Why order holds across instances
 //!
@@ -22,12 +29,17 @@
 //!    consumer's own numbers are watched: one that is missing makes the instance begin again with a new consumer, as in 2.
 //! 5. What such an instance still has in hand of the old consumer may come back while the new one is on its way to it. It is not handed out from where it lies: what
 //!    was in front of it may have left the shelf meanwhile. It is taken off, and comes again with the new consumer, in its place.
+//! 6. A server that was killed may have forgotten how far it had counted: an empty work queue then gives numbers to new messages that it has given before, and
+//!    its consumers, which remember better, do not bring those. So whenever the server begins a new life (it has another id then) every partition is begun anew, as in
+//!    2; no acknowledgement of an earlier life is begun in it, since the number may be another message's; and a message that has the number of one that the router still has comes
+//!    when that one is settled. (In a cluster the life is that of the server to which we are connected. When that of the stream's leader ends the consumer's heartbeat stops, which is 4.)
 //!
 //! # What an acknowledgement means
 //!
-//! Every acknowledgement waits for the server's answer; those of a batch wait together, at one inbox, and several batches are under way. But a server that answers has not written to its disk: with its defaults it does so every two minutes. See
+//! Every acknowledgement waits for the server's answer; those of a batch wait together ([`answers`]), and several batches are under way. But a server that answers has not written to its disk: with its defaults it does so every two minutes. See
 //! `docs/guide/brokers.md`.
 
+mod answers;
 mod keeper;
 mod sink;
 mod source;
@@ -78,11 +90,11 @@ pub struct Settings {
     pub credentials: Credentials,
     /// Files with certificates that are trusted beside those of the system.
     pub trusted_certificates: Vec<String>,
-    /// The stream.
+    /// What the names of its streams begin with.
     pub stream: String,
     /// What its subjects begin with.
     pub subject: String,
-    /// How many partitions a stream gets that is made.
+    /// How many partitions there are, if they are made.
     pub partitions: usize,
     /// Whether what is missing is made.
     pub create: bool,
@@ -304,10 +316,21 @@ impl Settings {
         format!("{}.{number}", self.subject)
     }
 
-    fn stream_config(&self) -> stream::Config {
+    /// The stream of a partition.
+    fn partition_stream(&self, number: usize) -> String {
+        format!("{}-{number}", self.stream)
+    }
+
+    /// What the stream of a partition says about itself, so that one that is missing is noticed.
+    fn description(&self, number: usize, of: usize) -> String {
+        format!("{}: partition {number} of {of}", self.stream)
+    }
+
+    fn partition_config(&self, number: usize) -> stream::Config {
         stream::Config {
-            name: self.stream.clone(),
-            subjects: (0..self.partitions).map(|number| self.partition_subject(number)).collect(),
+            name: self.partition_stream(number),
+            description: Some(self.description(number, self.partitions)),
+            subjects: vec![self.partition_subject(number)],
             retention: RetentionPolicy::WorkQueue,
             // A full queue refuses; it does not forget.
             discard: DiscardPolicy::New,
@@ -369,32 +392,57 @@ impl Settings {
         Ok(context)
     }
 
-    /// Finds the stream, or makes it, and counts its partitions.
-    async fn stream(&self, context: &jetstream::Context) -> Result<(stream::Stream, usize), Failure> {
-        let stream = self.find_or_make(context, &self.stream, || self.stream_config()).await?;
-        let config = &stream.cached_info().config;
-        if config.retention != RetentionPolicy::WorkQueue {
-            return Err(Failure::Wrong(format!(
-                "the stream {} keeps messages by {:?}; it must be a work queue, so that what is acknowledged is gone: `nats stream edit` cannot change that, make another one",
-                self.stream, config.retention
-            )));
+    /// Finds the streams of the partitions, or makes them. There are as many as follow each other from 0 on, whatever the configuration says.
+    async fn partitions(&self, context: &jetstream::Context) -> Result<Vec<stream::Stream>, Failure> {
+        if find(context, &self.partition_stream(0)).await?.is_none() {
+            // The first one last: where it is, all of them are. What may not make any looks for that one alone, to say that it is missing.
+            let made = if self.create { self.partitions } else { 1 };
+            for number in (0..made).rev() {
+                let config = || self.partition_config(number);
+                self.find_or_make(context, &self.partition_stream(number), config).await?;
+            }
         }
-        let partitions = self.partitions_of(config).map_err(Failure::Wrong)?;
-        Ok((stream, partitions))
+        let found = self.find_partitions(context).await?;
+        for (number, stream) in found.iter().enumerate() {
+            let config = &stream.cached_info().config;
+            self.check_partition(number, found.len(), config).map_err(Failure::Wrong)?;
+        }
+        Ok(found)
     }
 
-    /// How many partitions a stream has: as many as it has subjects, from 0 on.
-    fn partitions_of(&self, config: &stream::Config) -> Result<usize, String> {
-        let count = config.subjects.len();
-        let is_there = |number: usize| config.subjects.contains(&self.partition_subject(number));
-        match count > 0 && (0..count).all(is_there) {
-            true => Ok(count),
+    async fn find_partitions(&self, context: &jetstream::Context) -> Result<Vec<stream::Stream>, Failure> {
+        let mut found = Vec::new();
+        while (found.len() as u64) < PARTITIONS_MAX
+            && let Some(stream) = find(context, &self.partition_stream(found.len())).await?
+        {
+            found.push(stream);
+        }
+        Ok(found)
+    }
+
+    /// What is wrong with the stream of a partition, one of so many.
+    fn check_partition(&self, number: usize, of: usize, config: &stream::Config) -> Result<(), String> {
+        let (name, subject) = (self.partition_stream(number), self.partition_subject(number));
+        // One that somebody has made by hand may say anything, or nothing.
+        let made = self.description(number, 0);
+        let told = config.description.as_deref().unwrap_or_default().strip_prefix(made.trim_end_matches('0'));
+        if let Some(told) = told.and_then(|told| told.parse::<usize>().ok()).filter(|told| *told != of) {
+            return Err(format!(
+                "the stream {name} is one of {told} partitions, but {of} follow each other from {} on: one of them is missing, or some were made with another number",
+                self.partition_stream(0)
+            ));
+        }
+        if config.retention != RetentionPolicy::WorkQueue {
+            return Err(format!(
+                "the stream {name} keeps messages by {:?}; it must be a work queue, so that what is acknowledged is gone: `nats stream edit` cannot change that, make another one",
+                config.retention
+            ));
+        }
+        match config.subjects[..] == [&*subject] {
+            true => Ok(()),
             false => Err(format!(
-                "the stream {} has the subjects {}; it must have {}, {} and so on, one for each partition, and no others",
-                self.stream,
-                config.subjects.join(", "),
-                self.partition_subject(0),
-                self.partition_subject(1),
+                "the stream {name} has the subjects {}; it must have {subject} and no other",
+                config.subjects.join(", ")
             )),
         }
     }
@@ -405,28 +453,40 @@ impl Settings {
         name: &str,
         config: impl FnOnce() -> stream::Config,
     ) -> Result<stream::Stream, Failure> {
-        use jetstream::context::GetStreamErrorKind;
-        match context.get_stream(name).await {
-            Ok(stream) => Ok(stream),
-            Err(error) => match error.kind() {
-                GetStreamErrorKind::JetStream(told)
-                    if told.error_code() == jetstream::ErrorCode::STREAM_NOT_FOUND =>
-                {
-                    if !self.create {
-                        let mend = "make it, or set create = true";
-                        return Err(Failure::Wrong(format!("there is no stream {name}: {mend}")));
-                    }
-                    context.create_stream(config()).await.map_err(|error| {
-                        Failure::Wrong(format!("the stream {name} is not there and cannot be made: {error}"))
-                    })
-                }
-                GetStreamErrorKind::JetStream(told) => {
-                    Err(Failure::Wrong(format!("cannot look for the stream {name}: {told}")))
-                }
-                _ => Err(Failure::Absent(format!("cannot look for the stream {name}: {error}"))),
-            },
+        if let Some(stream) = find(context, name).await? {
+            return Ok(stream);
         }
+        if !self.create {
+            let mend = "make it, or set create = true";
+            return Err(Failure::Wrong(format!("there is no stream {name}: {mend}")));
+        }
+        context.create_stream(config()).await.map_err(|error| {
+            Failure::Wrong(format!("the stream {name} is not there and cannot be made: {error}"))
+        })
     }
+}
+
+async fn find(context: &jetstream::Context, name: &str) -> Result<Option<stream::Stream>, Failure> {
+    use jetstream::context::GetStreamErrorKind;
+    match context.get_stream(name).await {
+        Ok(stream) => Ok(Some(stream)),
+        Err(error) => match error.kind() {
+            GetStreamErrorKind::JetStream(told)
+                if told.error_code() == jetstream::ErrorCode::STREAM_NOT_FOUND =>
+            {
+                Ok(None)
+            }
+            GetStreamErrorKind::JetStream(told) => {
+                Err(Failure::Wrong(format!("cannot look for the stream {name}: {told}")))
+            }
+            _ => Err(Failure::Absent(format!("cannot look for the stream {name}: {error}"))),
+        },
+    }
+}
+
+/// The number of a message among all partitions: it grows along a partition, and no other message has it.
+fn number_of(sequence: u64, partition: usize, partitions: usize) -> u64 {
+    sequence * partitions as u64 + partition as u64
 }
 
 /// The partition of a group. The same for every version and every machine, so it is written down here: FNV-1a, 64 bits.
@@ -504,47 +564,65 @@ impl Settings {
         examination: &Examination,
         found: &mut Vec<Finding>,
     ) {
-        let Ok(stream) = context.get_stream(&self.stream).await else {
+        let partitions = match self.find_partitions(context).await {
+            Ok(partitions) => partitions,
+            Err(Failure::Absent(what) | Failure::Wrong(what)) => {
+                found.push(Finding::error(what, "look at the server's log, and at what this user may do"));
+                return;
+            }
+        };
+        if partitions.is_empty() {
+            let (name, subject) = (self.partition_stream(0), self.partition_subject(0));
+            if let Ok(other) = context.stream_by_subject(&subject).await {
+                found.push(Finding::error(
+                    format!("the subject {subject} belongs to the stream {other}"),
+                    "take another subject, or delete that stream",
+                ));
+                return;
+            }
             found.push(match self.create {
-                true => Finding::fine(format!("there is no stream {}; it will be made", self.stream)),
+                true => Finding::fine(format!("there is no stream {name}; it will be made, and the others")),
                 false => Finding::error(
-                    format!("there is no stream {}", self.stream),
-                    "make it, or set create = true",
+                    format!("there is no stream {name}"),
+                    "make it, and one for each other partition, or set create = true",
                 ),
             });
             return;
-        };
-        let config = &stream.cached_info().config;
-        match self.partitions_of(config) {
-            Ok(number) if number != self.partitions => found.push(Finding::warning(
-                format!("the stream has {number} partitions, the configuration says {}", self.partitions),
-                format!("partitions = {number}: those of a stream that is there are not changed, since groups would move"),
+        }
+        let number = partitions.len();
+        match number == self.partitions {
+            true => found.push(Finding::fine(format!("{number} partitions, each read by one instance"))),
+            false => found.push(Finding::warning(
+                format!("there are {number} partitions, the configuration says {}", self.partitions),
+                format!(
+                    "partitions = {number}: those that are there are not changed, since groups would move"
+                ),
             )),
-            Ok(number) => found.push(Finding::fine(format!("{number} partitions, each read by one instance"))),
-            Err(what) => found.push(Finding::error(what, "make a stream with these subjects, or another subject")),
         }
-        if config.retention != RetentionPolicy::WorkQueue {
-            found.push(Finding::error(
-                format!("the stream keeps messages by {:?}", config.retention),
-                "make it a work queue: otherwise what is done comes again when another instance takes over",
-            ));
+        for (number, stream) in partitions.iter().enumerate() {
+            if let Err(what) = self.check_partition(number, partitions.len(), &stream.cached_info().config) {
+                found.push(Finding::error(what, "bring back what is missing, or take another name"));
+            }
         }
-        if config.storage != StorageType::File {
+        let any = |is: &dyn Fn(&stream::Config) -> bool| {
+            partitions.iter().any(|stream| is(&stream.cached_info().config))
+        };
+        if any(&|config| config.storage != StorageType::File) {
             found.push(Finding::warning(
-                "the stream is in memory: it is lost when its server ends",
+                "a stream is in memory: it is lost when its server ends",
                 "storage: file",
             ));
         }
-        if config.discard != DiscardPolicy::New && (config.max_messages > 0 || config.max_bytes > 0) {
+        let forgets = |config: &stream::Config| {
+            config.discard != DiscardPolicy::New && (config.max_messages > 0 || config.max_bytes > 0)
+        };
+        if any(&forgets) {
             found.push(Finding::error("a full stream forgets its oldest messages", "discard: new"));
         }
-        if !config.max_age.is_zero() {
-            found.push(Finding::warning(
-                format!("messages are forgotten after {:?}, read or not", config.max_age),
-                "max_age: 0",
-            ));
+        if any(&|config| !config.max_age.is_zero()) {
+            found.push(Finding::warning("messages are forgotten after a time, read or not", "max_age: 0"));
         }
-        if config.num_replicas == 1 {
+        if any(&|config| config.num_replicas == 1) {
             found.push(Finding::warning(
                 "one server has the only copy; an acknowledgement is on its disk two minutes later, unless sync_interval says otherwise",
                 "jetstream { sync_interval: always } in the server's configuration, or replicas = 3 in a cluster",

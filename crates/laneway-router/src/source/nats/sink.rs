@@ -13,10 +13,10 @@ use async_nats::jetstream::{self, ErrorCode};
 use futures_util::future::{BoxFuture, join_all};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
-use super::{GROUP, Settings, partition_of};
+use super::{GROUP, Settings, number_of, partition_of};
 use crate::source::sink::{Outgoing, Published, Sink, SinkError};
 
-/// A stream to publish to.
+/// Streams to publish to, one for each partition.
 pub(super) struct NatsSink {
     name: Arc<str>,
     context: jetstream::Context,
@@ -27,7 +27,7 @@ pub(super) struct NatsSink {
 impl NatsSink {
     pub(super) async fn open(name: Arc<str>, settings: Settings) -> Result<Self, SinkError> {
         let context = settings.connect(&name).await?;
-        let (_, partitions) = settings.stream(&context).await?;
+        let partitions = settings.partitions(&context).await?.len();
         Ok(NatsSink { name, context, settings, partitions })
     }
 
@@ -43,7 +43,8 @@ impl NatsSink {
         };
         match answered {
             Ok(answer) => {
-                Ok(Published::Accepted { sequence: Some(answer.sequence), duplicate: answer.duplicate })
+                let sequence = number_of(answer.sequence, number, self.partitions);
+                Ok(Published::Accepted { sequence: Some(sequence), duplicate: answer.duplicate })
             }
             Err(error) => refusal(&error),
         }

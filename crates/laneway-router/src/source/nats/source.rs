@@ -10,13 +10,14 @@ use async_nats::connection;
 use async_nats::header::NATS_MESSAGE_ID;
 use async_nats::jetstream::context::{PublishError, PublishErrorKind};
 use async_nats::jetstream::{self, stream};
-use async_nats::{HeaderMap, StatusCode, Subject};
-use futures_util::future::{BoxFuture, join_all};
-use futures_util::{FutureExt, StreamExt};
+use async_nats::{HeaderMap, Subject};
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, join_all, try_join_all};
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
+use super::answers::{Answer, Answers};
 use super::keeper::Keeper;
 use super::{GROUP, KIND, REASON, Settings, TIMEOUT, partition_of};
 use crate::source::shelf::{Arrival, Content, Shelf};
@@ -30,9 +31,6 @@ const ANEW: Duration = Duration::from_secs(5);
 /// So many batches of acknowledgements are under way at once: while the server answers to one it gets the next.
 const AT_ONCE: usize = 4;
 
-/// With fewer acknowledgements than this, each is a request of its own: an inbox for them all has to be subscribed to first.
-const WORTH_AN_INBOX: usize = 4;
-
 /// So much of a reason is written beside what is kept.
 const REASON_BYTES_MAX: usize = 1_024;
 
@@ -45,6 +43,17 @@ pub(super) struct Handle {
     pub(super) reply: Subject,
     pub(super) consumer: Arc<str>,
     pub(super) partition: usize,
+    /// The life of the server from which it came.
+    pub(super) server: Arc<str>,
+    /// When the server got it, in its own nanoseconds: with the number in the stream it says which message it is.
+    pub(super) published: i128,
+}
+
+impl Handle {
+    /// Whether two messages with the same number are the same. They are not, if the server has been killed and has forgotten how far it had counted.
+    fn is_of_same(&self, other: &Handle) -> bool {
+        self.published == other.published
+    }
 }
 
 /// What the parts of a source share.
@@ -68,6 +77,8 @@ pub(super) struct Shared {
 /// The shelf, and the partitions that it is filled from.
 pub(super) struct State {
     shelf: Shelf<Handle>,
+    /// Those that are claimed and of which the server knows nothing any more: it has given their numbers to others.
+    forgotten: HashSet<DeliveryId>,
     tenancies: HashMap<usize, Tenancy>,
 }
 
@@ -108,6 +119,7 @@ impl State {
     pub(super) fn lose(&mut self, number: usize) {
         self.tenancies.remove(&number);
         self.shelf.remove_if(|handle, _| handle.partition == number);
+        self.forgotten.retain(|id| self.shelf.handle(*id).is_some());
     }
 
     /// Chooses so many partitions to free, those first of which nothing is claimed. Such a one is not ours any more when this comes back; the others give nothing out
@@ -145,6 +157,13 @@ impl State {
         }
         let now = Instant::now();
         for arrival in arrivals {
+            if self.shelf.handle(arrival.id).is_some_and(|held| !held.is_of_same(&arrival.handle)) {
+                // The router knows messages by their numbers: the partition is read anew until it has let go of this one.
+                self.forgotten.insert(arrival.id);
+                self.tenancies.get_mut(&number).expect("just seen").torn = true;
+                return false;
+            }
+            self.forgotten.remove(&arrival.id);
             self.shelf.put(arrival, now);
         }
         self.sweep(number, next);
@@ -177,6 +196,22 @@ impl State {
             self.shelf.remove_if(|handle, claimed| !claimed && comes_again(handle));
         }
         self.shelf.claim(wants.most, wants.lease, now)
+    }
+
+    /// A message is settled.
+    fn finish(&mut self, id: DeliveryId) {
+        self.forgotten.remove(&id);
+        self.shelf.finish(id);
+    }
+
+    /// What has become of a message since its consumer went, if it is known.
+    fn newer(&self, id: DeliveryId, old: &Handle) -> Option<Newer> {
+        match self.shelf.handle(id) {
+            _ if self.forgotten.contains(&id) => Some(Newer::Forgotten),
+            None => Some(Newer::Gone),
+            Some(handle) if handle.consumer != old.consumer => Some(Newer::Handle(handle.clone())),
+            Some(_) => None,
+        }
     }
 
     /// Whether a partition has to be read anew before anything is handed out of it.
@@ -222,6 +257,12 @@ impl Shared {
         self.context.client()
     }
 
+    /// Which life of which server we are connected to, if we are. What is sent to one that is not there waits in the client, and would come to its next life.
+    pub(super) fn server(&self) -> Option<Arc<str>> {
+        let is_connected = self.client().connection_state() == connection::State::Connected;
+        is_connected.then(|| self.client().server_info().server_id.into())
+    }
+
     /// Why nothing can be had now, if so.
     fn absence(&self) -> Option<SourceError> {
         if self.client().connection_state() == connection::State::Disconnected {
@@ -254,13 +295,14 @@ impl Drop for Asking<'_> {
     }
 }
 
-/// A source of messages in a stream.
+/// A source of messages in the streams of its partitions.
 pub struct NatsSource {
     name: Arc<str>,
     shared: Arc<Shared>,
     dead: stream::Stream,
     quarantine: stream::Stream,
-    main: stream::Stream,
+    partitions: Vec<stream::Stream>,
+    answers: Answers,
 }
 
 impl std::fmt::Debug for NatsSource {
@@ -277,6 +319,8 @@ impl std::fmt::Debug for NatsSource {
 pub struct Resting {
     /// Its place where it rests.
     pub sequence: u64,
+    /// Since when it rests there, in nanoseconds since 1970.
+    pub since: i128,
     /// Its group.
     pub group: Option<Arc<str>>,
     /// Why it rests.
@@ -288,17 +332,6 @@ pub struct Resting {
 /// A message whose settlement has begun: its place in the question, itself, and what settles it at the server.
 type Begun = (usize, DeliveryId, Handle);
 
-/// What the server said to an acknowledgement.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Answer {
-    Yes,
-    /// The consumer is gone.
-    NoResponders,
-    /// Nothing, in time.
-    Silence,
-    NotAsked,
-}
-
 /// What became of one acknowledgement.
 enum Told {
     Done,
@@ -306,45 +339,11 @@ enum Told {
     Absent(String),
 }
 
-/// Sends an acknowledgement for each, and gathers the answers, for so long.
-async fn ask_all(client: &Client, done: &[Begun], patience: Duration) -> Result<Vec<Answer>, String> {
-    let failed = |error: &dyn std::fmt::Display| format!("not acknowledged: {error}");
-    let inbox = client.new_inbox();
-    let mut answers = vec![Answer::Silence; done.len()];
-    let deadline = Instant::now() + patience;
-    let asking = async {
-        let mut came = client.subscribe(format!("{inbox}.*")).await.map_err(|error| failed(&error))?;
-        for (place, (_, _, handle)) in done.iter().enumerate() {
-            let (answer_to, ack) = (format!("{inbox}.{place}"), bytes::Bytes::from_static(b"+ACK"));
-            let sent = client.publish_with_reply(handle.reply.clone(), answer_to, ack).await;
-            sent.map_err(|error| failed(&error))?;
-        }
-        let mut missing = done.len();
-        while missing > 0
-            && let Some(answer) = came.next().await
-        {
-            let place = answer.subject.rsplit('.').next().and_then(|place| place.parse::<usize>().ok());
-            let Some(place) = place.and_then(|place| answers.get_mut(place)) else { continue };
-            missing -= usize::from(*place == Answer::Silence);
-            *place = match answer.status {
-                Some(StatusCode::NO_RESPONDERS) => Answer::NoResponders,
-                _ => Answer::Yes,
-            };
-        }
-        Ok(())
-    };
-    match tokio::time::timeout_at(deadline, asking).await {
-        Ok(Err(error)) => Err(error),
-        // Those who have answered have: only the others are tried again.
-        Ok(Ok(())) | Err(_) => Ok(answers),
-    }
-}
-
 impl NatsSource {
     /// Connects, finds or makes what is needed, and begins to keep partitions.
     pub async fn open(name: Arc<str>, settings: Settings) -> Result<Self, SourceError> {
         let context = settings.connect(&name).await?;
-        let (main, partitions) = settings.stream(&context).await?;
+        let partitions = settings.partitions(&context).await?;
         let resting = |name: String, word: &'static str| {
             let (settings, context) = (&settings, &context);
             async move {
@@ -355,8 +354,12 @@ impl NatsSource {
         let quarantine = resting(settings.quarantine(), "quarantine").await?;
         let shared = Arc::new(Shared {
             context,
-            partitions,
-            state: Mutex::new(State { shelf: Shelf::new(settings.ungrouped), tenancies: HashMap::new() }),
+            partitions: partitions.len(),
+            state: Mutex::new(State {
+                shelf: Shelf::new(settings.ungrouped),
+                forgotten: HashSet::new(),
+                tenancies: HashMap::new(),
+            }),
             settings,
             arrived: Notify::new(),
             wanted: Notify::new(),
@@ -366,9 +369,12 @@ impl NatsSource {
             asked: Mutex::default(),
             trouble: Mutex::default(),
         });
-        let (keeper, watch) = Keeper::open(Arc::clone(&shared), main.clone()).await?;
+        let answers = Answers::open(shared.client()).await;
+        let answers = answers
+            .map_err(|error| SourceError::Unavailable(format!("cannot subscribe to answers: {error}")))?;
+        let (keeper, watch) = Keeper::open(Arc::clone(&shared), partitions.clone()).await?;
         tokio::spawn(keeper.run(watch));
-        Ok(NatsSource { name, shared, dead, quarantine, main })
+        Ok(NatsSource { name, shared, dead, quarantine, partitions, answers })
     }
 
     async fn claim_now(&self, wants: Wants) -> Result<Vec<Delivery>, SourceError> {
@@ -418,7 +424,7 @@ impl NatsSource {
                 } else if let Some((id, handle)) = state.shelf.begin(&receipt, now) {
                     match disposal {
                         Disposal::Done => done.push((place, id, handle)),
-                        other => others.push((place, id, handle, other)),
+                        other => others.push(((place, id, handle), other)),
                     }
                 }
             }
@@ -426,20 +432,18 @@ impl NatsSource {
         if came_back {
             self.shared.arrived.notify_waiters();
         }
-        let keeping = others.into_iter().map(|(place, id, handle, disposal)| async move {
-            (place, id, self.settle_one(id, handle, disposal).await)
-        });
+        let keeping = others.into_iter().map(|(begun, disposal)| self.settle_one(begun, disposal));
         let (done, kept) = tokio::join!(self.acknowledge_all(done), join_all(keeping));
         let mut failed = None;
         let now = Instant::now();
         let mut state = self.shared.state();
-        for (place, id, told) in done.into_iter().chain(kept) {
+        for ((place, id, _), told) in done.into_iter().chain(kept) {
             match told {
                 Told::Done => {
                     answers[place] = Settled::Settled;
-                    state.shelf.finish(id);
+                    state.finish(id);
                 }
-                Told::Gone => state.shelf.finish(id),
+                Told::Gone => state.finish(id),
                 Told::Absent(error) => {
                     // Longer than the ledger waits before it tries again.
                     state.shelf.fail(id, ANEW * 6, now);
@@ -454,30 +458,30 @@ impl NatsSource {
         }
     }
 
-    /// Tells the server that messages are done, and waits for an answer to each: all under way at once, with one inbox and one deadline for all.
-    async fn acknowledge_all(&self, done: Vec<Begun>) -> Vec<(usize, DeliveryId, Told)> {
-        let asked = if done.len() < WORTH_AN_INBOX {
-            Ok(Vec::new())
-        } else {
-            ask_all(&self.shared.client(), &done, TIMEOUT).await
+    /// Tells the server that messages are done, and waits for an answer to each: all under way at once, with one deadline for all.
+    async fn acknowledge_all(&self, done: Vec<Begun>) -> Vec<(Begun, Told)> {
+        let server = self.shared.server();
+        let asked = match server.is_some_and(|server| done.iter().all(|(.., handle)| handle.server == server))
+        {
+            true => self.answers.ask(done.iter().map(|(.., handle)| handle.reply.clone()), TIMEOUT).await,
+            false => Ok(Vec::new()),
         };
         let mut asked = match asked {
             Ok(asked) => asked.into_iter(),
             Err(error) => {
-                let absent = |(place, id, _)| (place, id, Told::Absent(error.clone()));
-                return done.into_iter().map(absent).collect();
+                return done.into_iter().map(|begun| (begun, Told::Absent(error.clone()))).collect();
             }
         };
         let (mut told, mut others) = (Vec::with_capacity(done.len()), Vec::new());
-        for (place, id, handle) in done {
-            match asked.next().unwrap_or(Answer::NotAsked) {
-                Answer::Yes => told.push((place, id, Told::Done)),
-                Answer::Silence => {
-                    told.push((place, id, Told::Absent("not acknowledged: no answer in time".to_owned())));
+        for begun in done {
+            match asked.next() {
+                Some(Answer::Yes) => told.push((begun, Told::Done)),
+                Some(Answer::Silence) => {
+                    told.push((begun, Told::Absent("not acknowledged: no answer in time".to_owned())));
                 }
                 // In the usual way, which also knows what to do without the consumer. A future for each of the others would cost more than all of their way here.
-                Answer::NoResponders | Answer::NotAsked => {
-                    others.push(async move { (place, id, self.acknowledge(id, handle).await) });
+                Some(Answer::NoResponders) | None => {
+                    others.push(self.settle_one(begun, Disposal::Done));
                 }
             }
         }
@@ -485,28 +489,32 @@ impl NatsSource {
         told
     }
 
-    async fn settle_one(&self, id: DeliveryId, handle: Handle, disposal: Disposal) -> Told {
+    async fn settle_one(&self, begun: Begun, disposal: Disposal) -> (Begun, Told) {
+        let (_, id, handle) = &begun;
         let kept = match disposal {
-            Disposal::Done | Disposal::GiveBack { .. } => Ok(()),
-            Disposal::DeadLetter { reason } => self.keep(id, "dead", &reason).await,
-            Disposal::Quarantine { reason } => self.keep(id, "quarantine", &reason).await,
+            Disposal::Done | Disposal::GiveBack { .. } => Ok(true),
+            Disposal::DeadLetter { reason } => self.keep(*id, handle, "dead", &reason).await,
+            Disposal::Quarantine { reason } => self.keep(*id, handle, "quarantine", &reason).await,
         };
-        match kept {
-            Ok(()) => self.acknowledge(id, handle).await,
+        let told = match kept {
+            Ok(true) => self.acknowledge(*id, handle.clone()).await,
+            Ok(false) => Told::Gone,
             Err(error) => Told::Absent(error),
-        }
+        };
+        (begun, told)
     }
 
-    /// Puts a copy where messages come to rest. The same message again is recognised there.
-    async fn keep(&self, id: DeliveryId, word: &str, reason: &str) -> Result<(), String> {
+    /// Puts a copy where messages come to rest. The same message again is recognised there. False if we do not have it any more.
+    async fn keep(&self, id: DeliveryId, handle: &Handle, word: &str, reason: &str) -> Result<bool, String> {
         let looked = self.shared.state().shelf.look(id);
-        let Some(Content { group, text }) = looked else { return Ok(()) };
+        let Some(Content { group, text }) = looked else { return Ok(false) };
         let mut headers = HeaderMap::new();
         let encoded = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
         if let Some(group) = &group {
             headers.insert(GROUP, encoded(group));
         }
-        headers.insert(NATS_MESSAGE_ID, format!("{}.{id}.{word}", self.shared.settings.stream));
+        let message_id = format!("{}.{id}.{}.{word}", self.shared.settings.stream, handle.published);
+        headers.insert(NATS_MESSAGE_ID, message_id);
         let subject = format!("{}.{word}", self.shared.settings.subject);
         let text = bytes::Bytes::copy_from_slice(&text);
         let mut with_reason = headers.clone();
@@ -519,7 +527,7 @@ impl NatsSource {
                 kept = self.publish(subject.clone(), fewer, text.clone()).await;
             }
         }
-        kept.map_err(|error| format!("cannot keep a message among the {word}: {error}"))
+        kept.map(|()| true).map_err(|error| format!("cannot keep a message among the {word}: {error}"))
     }
 
     async fn publish(
@@ -535,18 +543,25 @@ impl NatsSource {
     async fn acknowledge(&self, id: DeliveryId, mut handle: Handle) -> Told {
         let deadline = Instant::now() + ANEW;
         loop {
-            let request = async_nats::client::Request::new()
-                .payload(bytes::Bytes::from_static(b"+ACK"))
-                .timeout(Some(TIMEOUT));
-            match self.shared.client().send_request(handle.reply.clone(), request).await {
-                Ok(_) => return Told::Done,
-                Err(error) if error.kind() == RequestErrorKind::NoResponders => {}
-                Err(error) => return Told::Absent(format!("not acknowledged: {error}")),
+            let Some(server) = self.shared.server() else {
+                return Told::Absent("not acknowledged: the server does not answer".to_owned());
+            };
+            if handle.server == server {
+                let request = async_nats::client::Request::new()
+                    .payload(bytes::Bytes::from_static(b"+ACK"))
+                    .timeout(Some(TIMEOUT));
+                match self.shared.client().send_request(handle.reply.clone(), request).await {
+                    Ok(_) => return Told::Done,
+                    Err(error) if error.kind() == RequestErrorKind::NoResponders => {}
+                    Err(error) => return Told::Absent(format!("not acknowledged: {error}")),
+                }
             }
-            // The consumer is gone. If the partition is still ours it is being read anew, and the message comes with another handle.
+            // The consumer is gone, or the server has begun a new life, in which the number may be another message's. If the partition is still ours it is being read anew, and the message comes with another handle.
             match self.newer(id, &handle, deadline).await {
                 Newer::Handle(newer) => handle = newer,
                 Newer::Gone => return Told::Gone,
+                // There is nothing left of it to be told.
+                Newer::Forgotten => return Told::Done,
                 Newer::Late => return Told::Absent("the partition is being read anew".to_owned()),
             }
         }
@@ -557,10 +572,9 @@ impl NatsSource {
             let arrived = self.shared.arrived.notified();
             tokio::pin!(arrived);
             arrived.as_mut().enable();
-            match self.shared.state().shelf.handle(id) {
-                None => return Newer::Gone,
-                Some(handle) if handle.consumer != old.consumer => return Newer::Handle(handle.clone()),
-                Some(_) => {}
+            let newer = self.shared.state().newer(id, old);
+            if let Some(newer) = newer {
+                return newer;
             }
             if tokio::time::timeout_at(deadline, arrived).await.is_err() {
                 return Newer::Late;
@@ -577,10 +591,10 @@ impl NatsSource {
                     .map_err(|error| SourceError::Unavailable(format!("cannot ask for the depth: {error}")))
             }
         };
-        let (all, dead, quarantined) =
-            tokio::join!(count(&self.main), count(&self.dead), count(&self.quarantine));
-        let leased = self.shared.state().shelf.depth().leased;
-        Ok(Depth { waiting: all?.saturating_sub(leased), leased, dead: dead?, quarantined: quarantined? })
+        let all = try_join_all(self.partitions.iter().map(count));
+        let (all, dead, quarantined) = tokio::join!(all, count(&self.dead), count(&self.quarantine));
+        let (all, leased): (u64, _) = (all?.into_iter().sum(), self.shared.state().shelf.depth().leased);
+        Ok(Depth { waiting: all.saturating_sub(leased), leased, dead: dead?, quarantined: quarantined? })
     }
 
     // ── what came to rest ──────────────────────────────────────────────────────────────────────────────────────────
@@ -607,10 +621,9 @@ impl NatsSource {
                 headers.insert(GROUP, utf8_percent_encode(group, NON_ALPHANUMERIC).to_string());
             }
             // Interrupted and begun again, it is published once.
-            headers.insert(
-                NATS_MESSAGE_ID,
-                format!("{}.redrive.{}", self.shared.settings.stream, letter.sequence),
-            );
+            let stream = &self.shared.settings.stream;
+            let id = format!("{stream}.redrive.{}.{}", letter.sequence, letter.since);
+            headers.insert(NATS_MESSAGE_ID, id);
             let subject = self.shared.settings.partition_subject(number);
             let text = bytes::Bytes::copy_from_slice(&letter.text);
             let published = self.shared.context.publish_with_headers(subject, headers, text).await;
@@ -628,6 +641,7 @@ impl NatsSource {
 enum Newer {
     Handle(Handle),
     Gone,
+    Forgotten,
     Late,
 }
 
@@ -647,6 +661,7 @@ async fn resting(stream: &stream::Stream, most: usize) -> Result<Vec<Resting>, S
             };
             found.push(Resting {
                 sequence: next,
+                since: message.time.unix_timestamp_nanos(),
                 group: header(GROUP).map(Into::into),
                 reason: header(REASON).unwrap_or_default(),
                 text: message.payload.to_vec().into(),
@@ -717,89 +732,19 @@ impl Drop for NatsSource {
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-    use tokio::net::{TcpListener, TcpStream};
-
     use super::*;
     use crate::pool::Ungrouped;
-
-    /// Enough of a server to be asked: it answers as the subject of an acknowledgement says.
-    async fn serve(stream: TcpStream) -> std::io::Result<()> {
-        let mut stream = BufReader::new(stream);
-        stream.write_all(b"INFO {\"headers\":true,\"max_payload\":1048576,\"proto\":1}\r\n").await?;
-        let (mut line, mut inbox) = (String::new(), String::new());
-        while stream.read_line(&mut line).await? > 0 {
-            let words: Vec<&str> = line.split_whitespace().collect();
-            let answer = match words[..] {
-                ["PING"] => "PONG\r\n".to_owned(),
-                ["SUB", _, id] => {
-                    inbox = id.to_owned();
-                    String::new()
-                }
-                ["PUB", "yes", to, _] => format!("MSG {to} {inbox} 0\r\n\r\n"),
-                ["PUB", "twice", to, _] => format!("MSG {to} {inbox} 0\r\n\r\n").repeat(2),
-                ["PUB", "gone", to, _] => format!("HMSG {to} {inbox} 16 16\r\nNATS/1.0 503\r\n\r\n\r\n"),
-                ["PUB", "nonsense", to, _] => {
-                    format!("MSG {to}x {inbox} 0\r\n\r\nMSG {to}9999 {inbox} 0\r\n\r\n")
-                }
-                ["PUB", "hang-up", ..] => return Ok(()),
-                _ => String::new(),
-            };
-            stream.write_all(answer.as_bytes()).await?;
-            line.clear();
-        }
-        Ok(())
-    }
-
-    async fn client() -> (Client, tokio::task::JoinHandle<()>) {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let address = listener.local_addr().expect("an address");
-        let serving = tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                tokio::spawn(serve(stream));
-            }
-        });
-        (async_nats::connect(address.to_string()).await.expect("a connection"), serving)
-    }
-
-    async fn ask(client: &Client, subjects: &[&str]) -> Result<Vec<Answer>, String> {
-        let handle = |subject: &&str| Handle { reply: (*subject).into(), consumer: "c".into(), partition: 0 };
-        let done: Vec<Begun> =
-            subjects.iter().enumerate().map(|(place, subject)| (place, 0, handle(subject))).collect();
-        ask_all(client, &done, Duration::from_millis(300)).await
-    }
-
-    #[tokio::test]
-    async fn each_acknowledgement_has_its_own_answer_and_silence_is_none() {
-        use Answer::{NoResponders, Silence, Yes};
-        let (client, serving) = client().await;
-        assert_eq!(ask(&client, &["yes", "gone", "yes"]).await, Ok(vec![Yes, NoResponders, Yes]));
-        assert_eq!(
-            ask(&client, &["twice", "yes"]).await,
-            Ok(vec![Yes, Yes]),
-            "an answer too many ends nothing"
-        );
-        assert_eq!(ask(&client, &["silent", "yes", "gone"]).await, Ok(vec![Silence, Yes, NoResponders]));
-        assert_eq!(ask(&client, &["nonsense", "yes"]).await, Ok(vec![Silence, Yes]), "nobody's answers");
-        assert_eq!(ask(&client, &[]).await, Ok(vec![]));
-        serving.abort();
-    }
-
-    #[tokio::test]
-    async fn a_connection_that_ends_leaves_those_without_an_answer() {
-        let (client, serving) = client().await;
-        let answers = ask(&client, &["yes", "hang-up", "yes"]).await.expect("some have answered");
-        assert_eq!((answers.len(), answers[1]), (3, Answer::Silence), "{answers:?}");
-        let failed = ask(&client, &["yes", "not a subject"]).await.expect_err("it cannot be sent");
-        assert!(failed.starts_with("not acknowledged: "), "{failed}");
-        serving.abort();
-    }
 
     const WANTS: Wants = Wants { most: 10, wait: Duration::ZERO, lease: Duration::from_secs(60) };
     const NOTHING: [DeliveryId; 0] = [];
 
+    fn handle(reply: &str, consumer: &Arc<str>) -> Handle {
+        let consumer = Arc::clone(consumer);
+        Handle { reply: reply.into(), consumer, partition: 0, server: "life".into(), published: 1 }
+    }
+
     fn arrival(id: DeliveryId, consumer: &Arc<str>) -> Arrival<Handle> {
-        let handle = Handle { reply: "ack".into(), consumer: Arc::clone(consumer), partition: 0 };
+        let handle = handle("ack", consumer);
         Arrival { id, group: Some("g".into()), text: [].into(), earlier: 0, not_before: None, handle }
     }
 
@@ -811,7 +756,8 @@ mod tests {
     /// came back after that, and must not be handed out before the first has come again.
     #[test]
     fn what_comes_back_after_a_partition_was_begun_anew_waits_for_what_came_back_before() {
-        let mut state = State { shelf: Shelf::new(Ungrouped::Serial), tenancies: HashMap::new() };
+        let (shelf, forgotten) = (Shelf::new(Ungrouped::Serial), HashSet::new());
+        let mut state = State { shelf, forgotten, tenancies: HashMap::new() };
         let (began, old, new): (_, Arc<str>, Arc<str>) = (Instant::now(), "old".into(), "new".into());
         let lease = Duration::from_secs(2);
         state.gain(0, Arc::clone(&old), began + lease, 2);
