@@ -46,13 +46,7 @@ impl Fixture for ActiveMq {
     }
 
     /// With the prefetch of the source. What has come is acknowledged at once, by its last message, and the broker answers to it, as it does to the router.
-    fn connect(
-        &self,
-        _contender: &str,
-        queue: usize,
-        _queues: usize,
-        count: u64,
-    ) -> BoxFuture<'_, Result<Consuming<'_>>> {
+    fn connect(&self, queue: usize, _queues: usize, count: u64) -> BoxFuture<'_, Result<Consuming<'_>>> {
         let settings = self.settings(queue);
         Box::pin(async move {
             let (sender, mut receiver) = settings.connect().await?;

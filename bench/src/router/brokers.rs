@@ -85,13 +85,7 @@ pub(super) trait Fixture {
     }
 
     /// Connects the plain client. What it gives reads so many messages of a queue, as a user would who needs no order, and acknowledges each.
-    fn connect(
-        &self,
-        contender: &str,
-        queue: usize,
-        queues: usize,
-        count: u64,
-    ) -> BoxFuture<'_, Result<Consuming<'_>>>;
+    fn connect(&self, queue: usize, queues: usize, count: u64) -> BoxFuture<'_, Result<Consuming<'_>>>;
 }
 
 /// A plain consumer at work.
@@ -125,6 +119,8 @@ impl<S> Host for Running<S> {
 pub(super) struct Place {
     pub(super) address: String,
     pub(super) run: u32,
+    /// Who will read what is put there.
+    pub(super) reader: String,
 }
 
 impl Place {
@@ -154,7 +150,7 @@ pub(super) async fn run(spec: &Spec, kind: &str) -> Result<Outcome> {
     match spec.contender.as_str() {
         FILLER => fill(&*fixture, queues, messages).await.map(|()| Outcome::default()),
         "laneway" => route(&*fixture, queues, spec.pool, &counts).await,
-        contender => consume(&*fixture, contender, queues, &counts).await,
+        _ => consume(&*fixture, queues, &counts).await,
     }
 }
 
@@ -289,10 +285,9 @@ async fn route(fixture: &dyn Fixture, queues: usize, pool: usize, counts: &[u64]
     Ok(outcome)
 }
 
-async fn consume(fixture: &dyn Fixture, contender: &str, queues: usize, counts: &[u64]) -> Result<Outcome> {
+async fn consume(fixture: &dyn Fixture, queues: usize, counts: &[u64]) -> Result<Outcome> {
     let mut outcome = Outcome::default();
-    let connecting =
-        counts.iter().enumerate().map(|(queue, count)| fixture.connect(contender, queue, queues, *count));
+    let connecting = counts.iter().enumerate().map(|(queue, count)| fixture.connect(queue, queues, *count));
     let consuming = try_join_all(connecting).await?;
     let clock = Clock::start();
     try_join_all(consuming).await?;

@@ -285,7 +285,8 @@ impl Server {
             None => (brokers::Kind::find(kind)?.start)()?,
         };
         self.runs += 1;
-        let place = brokers::Place { address: host.address(), run: self.runs };
+        let reader = spec.contender.clone();
+        let place = brokers::Place { address: host.address(), run: self.runs, reader };
         host.make_queues(&place, brokers::queues(&spec.workload)?)?;
         let spec = Spec { place: Some(place), ..spec.clone() };
         child::start(CHILD, &Spec { contender: brokers::FILLER.into(), ..spec.clone() })?;

@@ -34,13 +34,7 @@ impl Fixture for Postgres {
     }
 
     /// By pgmq's own functions, without groups: a batch is read, and the batch is deleted.
-    fn connect(
-        &self,
-        _contender: &str,
-        queue: usize,
-        _queues: usize,
-        count: u64,
-    ) -> BoxFuture<'_, Result<Consuming<'_>>> {
+    fn connect(&self, queue: usize, _queues: usize, count: u64) -> BoxFuture<'_, Result<Consuming<'_>>> {
         Box::pin(async move {
             let pool = PgPoolOptions::new().max_connections(1).connect(&self.0.address).await?;
             let consuming = async move {

@@ -51,13 +51,7 @@ impl Fixture for Rabbit {
     }
 
     /// With the prefetch of the source. What has come is acknowledged at once, by its last message: nothing is faster with this client.
-    fn connect(
-        &self,
-        _contender: &str,
-        queue: usize,
-        _queues: usize,
-        count: u64,
-    ) -> BoxFuture<'_, Result<Consuming<'_>>> {
+    fn connect(&self, queue: usize, _queues: usize, count: u64) -> BoxFuture<'_, Result<Consuming<'_>>> {
         let settings = self.settings(queue);
         Box::pin(async move {
             // Frames as the router's, and so buffers as the router's.

@@ -82,13 +82,7 @@ impl Fixture for Sqs {
     }
 
     /// With as many receives at a time as the source has, each of ten messages, which are deleted together.
-    fn connect(
-        &self,
-        _contender: &str,
-        queue: usize,
-        _queues: usize,
-        count: u64,
-    ) -> BoxFuture<'_, Result<Consuming<'_>>> {
+    fn connect(&self, queue: usize, _queues: usize, count: u64) -> BoxFuture<'_, Result<Consuming<'_>>> {
         let settings = self.settings(queue);
         Box::pin(async move {
             let client = settings.client().await;

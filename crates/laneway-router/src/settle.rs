@@ -43,11 +43,9 @@ use crate::source::{Delivery, DeliveryId, Disposal, Receipt, Settled, Source, So
 /// As many settlements travel together. The embedded queue commits them as one; other sources have limits of their own and cut them up.
 const TOGETHER: usize = 1_024;
 
-/// While settlements come in such numbers they gather for this long, because a commit costs the source far more than a settlement. Nobody waits for
+/// While settlements come in such numbers they gather for a while, as long as the source says, because a commit costs it far more than a settlement. Nobody waits for
 /// them: the next message of the group is on its way already.
 const CURRENT: std::ops::Range<usize> = 8..TOGETHER / 2;
-/// See [`CURRENT`].
-const GATHER: Duration = Duration::from_millis(4);
 
 /// So many settlements are worth another batch while one is under way, or any that have waited for so long: what is under way may be slow.
 const WORTH_ANOTHER: (usize, Duration) = (128, Duration::from_millis(1));
@@ -498,7 +496,7 @@ async fn settle_all(
                     waiting.extend(again);
                     (pause, together) = (RETRY.0, (together * 2).min(TOGETHER));
                     if CURRENT.contains(&sent) && sending.is_empty() {
-                        not_before = Instant::now() + GATHER;
+                        not_before = Instant::now() + source.gathers_for();
                     }
                 }
                 Err((_, SourceError::Closed)) => {

@@ -202,6 +202,11 @@ pub trait Source: Send + Sync + 'static {
         1
     }
 
+    /// For how long settlements that come in numbers may gather before the next batch of them. Less where a batch costs little and whatever is not settled keeps others from coming.
+    fn gathers_for(&self) -> Duration {
+        Duration::from_millis(4)
+    }
+
     /// Whether it has what it needs to answer. One that has to be connected first is not open until then.
     fn is_open(&self) -> bool {
         true

@@ -31,6 +31,9 @@ use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceE
 /// So many batches of settlements are under way at once: one may wait for the next to complete the prefix (`acks.rs`).
 const SETTLES_AT_ONCE: usize = 8;
 
+/// An acknowledgement of many costs the broker no more than one, and the prefetch is soon used up while they gather.
+const GATHER: Duration = Duration::from_millis(1);
+
 /// A queue, or the partitions of one, to read from.
 pub struct RabbitQueue {
     settings: Arc<Settings>,
@@ -109,6 +112,10 @@ impl Source for RabbitSource {
 
     fn settles_at_once(&self) -> usize {
         SETTLES_AT_ONCE
+    }
+
+    fn gathers_for(&self) -> Duration {
+        GATHER
     }
 
     fn claim(&self, wants: Wants) -> BoxFuture<'_, Result<Vec<Delivery>, SourceError>> {
