@@ -19,9 +19,10 @@ const DEADLINE: Duration = Duration::from_secs(60);
 /// How often a running example is looked at; the standard library has no wait with a deadline.
 const GLANCE: Duration = Duration::from_millis(20);
 
-/// The same profile as the tests', so that nothing is compiled for this stage alone.
-const BUILD: &str = "build --profile test --package laneway --package laneway-events --package laneway-flow --package laneway-router --examples --all-features \
-                     --message-format json-render-diagnostics";
+/// Of the whole workspace, in the tests' profile and with their features: anything less is another choice of features, for which cargo would
+/// build half of the dependencies again, for minutes and gigabytes.
+const BUILD: &str =
+    "build --profile test --workspace --examples --all-features --message-format json-render-diagnostics";
 
 struct Example {
     name: String,
