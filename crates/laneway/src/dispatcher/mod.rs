@@ -779,24 +779,30 @@ fn admit_everything<K, M>(inner: &mut Inner<K, M>, ingress: &mut Ingress<K, M>, 
 mod tests {
     use super::*;
 
-    #[test]
-    fn pitfall_000_7_room_that_has_come_free_meanwhile_evicts_nobody() {
-        let overflow = [Overflow::DropOldest; 4];
+    fn dispatcher(capacity: u64, overflow: Overflow, batch_max: usize) -> Dispatcher<u64, u64> {
         let limits = Limits {
-            capacity: 2,
+            capacity,
             reserve: 0,
             lane: None,
             lanes: None,
-            overflow,
+            overflow: [overflow; 4],
             load_counts: false,
             backoff: None,
             sampling: 0,
         };
-        let dispatcher = Dispatcher::new("d".to_owned(), limits, None, 1, 0);
+        Dispatcher::new("d".to_owned(), limits, None, batch_max, 0)
+    }
+
+    fn item(key: u64, body: u64) -> Item<u64, u64> {
+        Item { fingerprint: key, accepted_at: 0, message: (key, body).into() }
+    }
+
+    #[test]
+    fn pitfall_000_7_room_that_has_come_free_meanwhile_evicts_nobody() {
+        let dispatcher = dispatcher(2, Overflow::DropOldest, 1);
         let clock = Clock::real();
-        let item = |body: u8| Item { fingerprint: 1, accepted_at: 0, message: (1_u8, body).into() };
         // A submitter that found the dispatcher full comes here. It must not believe what it saw without the lanes lock.
-        let offer = |body| dispatcher.offer_looking(item(body), 0, None, &clock);
+        let offer = |body| dispatcher.offer_looking(item(1, body), 0, None, &clock);
         for body in [1, 2] {
             assert!(matches!(offer(body), Offer::Accepted { evicted: None, .. }), "there was room");
         }
@@ -804,5 +810,99 @@ mod tests {
             panic!("full, and the oldest goes")
         };
         assert_eq!(evicted.message.body, 1);
+    }
+
+    /// Who would stream, and what it has run.
+    struct Streamer {
+        dispatcher: Dispatcher<u64, u64>,
+        wants: Wants<u64>,
+        hand: Hand<u64, u64>,
+        bound: EngineBound,
+        clock: Clock,
+    }
+
+    impl Streamer {
+        fn new(batch_max: usize) -> Self {
+            let (lanes, messages) = (batch_max, 4 * batch_max);
+            let wants = Wants {
+                worker: 0,
+                now: 0,
+                turn: batch_max,
+                lanes,
+                messages,
+                stream: true,
+                slow: false,
+                holder: None,
+            };
+            Streamer {
+                dispatcher: dispatcher(1_000_000, Overflow::Reject, batch_max),
+                wants,
+                hand: Hand::new(),
+                bound: EngineBound::new(1_000_000, 0),
+                clock: Clock::real(),
+            }
+        }
+
+        fn offer(&self, key: u64) {
+            let offer = self.dispatcher.offer(item(key, 0), 0, &self.clock);
+            assert!(matches!(offer, Offer::Accepted { .. }));
+        }
+
+        /// Runs what it has in its hand, and takes more. Says how many messages that were.
+        fn run(&mut self) -> u64 {
+            let mut tally = Tally::default();
+            loop {
+                let turn = self.hand.turn();
+                let messages = turn.items.drain(..).count() as u64;
+                tally.done += messages;
+                if !self.hand.end(Ending::Handled, messages) {
+                    break;
+                }
+            }
+            let (_, found, _) =
+                self.dispatcher.settle(&mut self.hand, &tally, Some(&self.wants), &self.bound, &self.clock);
+            assert_eq!(found, Found::Turn);
+            tally.done
+        }
+
+        fn depth(&self, key: u64) -> usize {
+            lock(&self.dispatcher.inner).lanes.depth(key).unwrap_or(0)
+        }
+    }
+
+    /// What a stream passes by of a key that has a lane goes there. If that were more than a turn takes from it, a hot lane would grow until it
+    /// had all places of the dispatcher.
+    #[test]
+    fn a_hot_lane_beside_streams_shrinks() {
+        let mut streamer = Streamer::new(128);
+        (0..2_000).for_each(|_| streamer.offer(0));
+        assert_eq!(
+            streamer.dispatcher.claim(&streamer.wants, &mut streamer.hand, &streamer.clock),
+            Found::Turn
+        );
+        let mut key = 0;
+        for _ in 0..1_000 {
+            for _ in 0..streamer.run() {
+                key += 1;
+                // 46 of 100 are of the hot key.
+                streamer.offer(if key * 46 % 100 < 46 { 0 } else { key });
+            }
+        }
+        let depth = streamer.depth(0);
+        assert!(depth <= 256, "{depth} of about 2,000 wait in one lane");
+    }
+
+    /// A worker lets messages gather only where it would have nothing to do meanwhile.
+    #[test]
+    fn a_stream_beside_a_lane_that_is_ready_is_not_all_there_is() {
+        let mut streamer = Streamer::new(4);
+        (0..10).for_each(|_| streamer.offer(0));
+        streamer.dispatcher.claim(&streamer.wants, &mut streamer.hand, &streamer.clock);
+        assert_eq!(streamer.hand.drained(), None, "six wait in a lane");
+        streamer.run();
+        streamer.run();
+        streamer.offer(1);
+        streamer.run();
+        assert_eq!(streamer.hand.drained(), Some(1), "nothing else is there");
     }
 }

@@ -42,7 +42,7 @@ pub(crate) struct Hand<K, M> {
     len: usize,
     /// Those before it have ended.
     current: usize,
-    /// How many messages came at once with the last of this stream, if the inbox is empty now.
+    /// How many messages came at once with the last of this stream, if that is all there is to do now.
     drained: Option<usize>,
 }
 
@@ -97,7 +97,7 @@ impl<K, M> Hand<K, M> {
         came: usize,
     ) -> bool {
         let turn = &mut self.turns[0];
-        let most = heat.begin(inbox.len()).min(most);
+        let most = heat.begin(inbox.len(), lanes.has_ready()).min(most);
         while turn.items.len() < most
             && let Some(item) = inbox.pop()
         {
@@ -111,7 +111,7 @@ impl<K, M> Hand<K, M> {
         if taken > 0 {
             (turn.lane, turn.attempts, turn.released) = (NONE, 0, 0);
             (self.len, self.current) = (1, 0);
-            self.drained = inbox.is_empty().then_some(came);
+            self.drained = (inbox.is_empty() && !lanes.has_ready()).then_some(came);
             lanes.begin_stream(&turn.items);
         }
         taken > 0

@@ -39,14 +39,15 @@ impl Heat {
         Heat { counts: Vec::new(), share: batch_max.min(usize::from(u16::MAX)) as u16, watching: false }
     }
 
-    /// A stream begins, with so many messages to choose from. Says how long it may be.
-    pub(super) fn begin(&mut self, messages: usize) -> usize {
+    /// A stream begins, with so many messages to choose from. Says how long it may be: no longer than the turn of a lane where one is
+    /// ready, since each message of its key that the stream passes goes there, and it would grow faster than its turns.
+    pub(super) fn begin(&mut self, messages: usize, lanes_wait: bool) -> usize {
         self.watching = messages > usize::from(self.share);
         if self.watching {
             self.counts.clear();
             self.counts.resize(PLACES, 0);
         }
-        2 * usize::from(self.share)
+        usize::from(self.share) * if lanes_wait { 1 } else { 2 }
     }
 
     /// Counts one more, and says whether that is more than its share.
@@ -167,12 +168,12 @@ mod tests {
     #[test]
     fn a_key_is_hot_after_its_share_of_a_full_inbox() {
         let mut heat = Heat::new(3);
-        heat.begin(3);
+        heat.begin(3, false);
         assert!((0..10).all(|_| !heat.rises(7)), "nobody can have more than a share of so few");
-        heat.begin(100);
+        heat.begin(100, false);
         assert_eq!([heat.rises(7), heat.rises(7), heat.rises(7), heat.rises(7)], [false, false, false, true]);
         assert!(!heat.rises(7 << 20 | 1 << 30), "another key");
-        heat.begin(100);
+        heat.begin(100, false);
         assert!(!heat.rises(7), "a new inbox");
     }
 }
