@@ -453,6 +453,9 @@ impl Drop for Held {
 
 /// Sends settlements to the source, many at a time, until nobody can make any more. A source that answers late but takes more meanwhile is sent the
 /// next batch before it has answered to the last.
+///
+/// It listens only when it would send what comes at once. While settlements gather, or one batch is under way and no other is due, they stay in the
+/// queue: to be woken for each of them costs more than a settlement does.
 async fn settle_all(
     ledger: std::sync::Weak<Ledger>,
     source: Arc<dyn Source>,
@@ -463,26 +466,29 @@ async fn settle_all(
     let mut sending = FuturesUnordered::new();
     let (mut pause, mut together) = (RETRY.0, TOGETHER);
     let (mut not_before, mut is_over) = (Instant::now(), false);
-    // When the first of those came that wait.
-    let mut came = Instant::now();
+    // When the last batch was sent.
+    let mut sent_at = Instant::now();
     loop {
         if is_over && waiting.is_empty() && sending.is_empty() {
             return;
         }
-        let is_worth = sending.is_empty() || waiting.len() >= WORTH_ANOTHER.0;
-        let due = if is_worth { not_before } else { not_before.max(came + WORTH_ANOTHER.1) };
+        let is_worth = sending.is_empty() || waiting.len() + queue.len() >= WORTH_ANOTHER.0;
+        let due = if is_worth { not_before } else { not_before.max(sent_at + WORTH_ANOTHER.1) };
+        let now = Instant::now();
         // Asked each time: a source that is not open yet does not know.
         let has_room = sending.is_empty() || sending.len() < source.settles_at_once();
-        let may_send = has_room && !waiting.is_empty();
-        if may_send && Instant::now() >= due {
+        let may_send = has_room && now >= due;
+        if may_send {
             while waiting.len() < TOGETHER
                 && let Ok(more) = queue.try_recv()
             {
                 waiting.push_back(more);
             }
+        }
+        if may_send && !waiting.is_empty() {
             let Some(ledger) = ledger.upgrade() else { return };
             let batch: Vec<_> = waiting.drain(..together.min(waiting.len())).collect();
-            came = Instant::now();
+            sent_at = now;
             let source = &*source;
             sending.push(async move {
                 let sent = batch.len();
@@ -518,14 +524,11 @@ async fn settle_all(
                     }
                 }
             },
-            count = queue.recv_many(&mut arrived, TOGETHER), if !is_over && waiting.len() < TOGETHER => {
+            count = queue.recv_many(&mut arrived, TOGETHER), if may_send && !is_over => {
                 is_over = count == 0;
-                if waiting.is_empty() {
-                    came = Instant::now();
-                }
                 waiting.extend(arrived.drain(..));
             }
-            () = tokio::time::sleep_until(due), if may_send => {}
+            () = tokio::time::sleep_until(due), if has_room && now < due => {}
         }
     }
 }
