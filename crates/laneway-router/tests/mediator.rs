@@ -14,6 +14,7 @@ use axum::body::Bytes;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, Version};
 use axum::routing::post;
+use axum::serve::ListenerExt;
 use laneway_router::mediator::{
     BadCertificate, BreakerSettings, BreakerState, Call, HttpMediator, HttpSettings, Limits, Mediator,
     Mediators, Signer, Simulated, Verdict,
@@ -511,6 +512,83 @@ async fn connections_are_used_again() {
     assert_eq!(connections.load(SeqCst), 1);
 }
 
+/// Answers every request; says how many connections there were, and when one is closed.
+async fn patient() -> (SocketAddr, Arc<AtomicUsize>, mpsc::UnboundedReceiver<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let connections = Arc::new(AtomicUsize::new(0));
+    let (closed, closings) = mpsc::unbounded_channel();
+    let counter = connections.clone();
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            counter.fetch_add(1, SeqCst);
+            let closed = closed.clone();
+            tokio::spawn(async move {
+                while !read_request(&mut stream).await.is_empty() {
+                    stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+                }
+                let _ = closed.send(());
+            });
+        }
+    });
+    (address, connections, closings)
+}
+
+#[tokio::test]
+async fn a_connection_that_was_closed_while_idle_is_not_used_again() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (other, ..) = patient().await;
+    let (closed, mut closings) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            read_request(&mut stream).await;
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
+            drop(stream);
+            closed.send(()).unwrap();
+        }
+    });
+    let mediator = mediator(HttpSettings::default());
+    for _ in 0..20 {
+        assert_eq!(mediate(&mediator, &format!("http://{address}/")).await, Verdict::Done);
+        tokio::time::timeout(DEADLINE, closings.recv()).await.unwrap().unwrap();
+        // Whatever happened on the network before this answer is known when it is there.
+        assert_eq!(mediate(&mediator, &format!("http://{other}/")).await, Verdict::Done);
+    }
+}
+
+#[tokio::test]
+async fn idle_connections_are_closed_in_time() {
+    let (address, connections, mut closings) = patient().await;
+    let settings = HttpSettings { idle_timeout: Duration::from_millis(50), ..HttpSettings::default() };
+    let mediator = mediator(settings);
+    for calls in 1..=2 {
+        assert_eq!(mediate(&mediator, &format!("http://{address}/")).await, Verdict::Done);
+        tokio::time::timeout(DEADLINE, closings.recv())
+            .await
+            .expect("nobody calls, and it is closed")
+            .unwrap();
+        assert_eq!(connections.load(SeqCst), calls);
+    }
+}
+
+#[tokio::test]
+async fn no_more_idle_connections_are_kept_than_allowed() {
+    let (address, connections, mut closings) = patient().await;
+    let mediator = mediator(HttpSettings { idle_connections_max: 2, ..HttpSettings::default() });
+    let target = format!("http://{address}/");
+    let verdicts = futures_util::future::join_all((0..8).map(|_| mediate(&mediator, &target))).await;
+    assert!(verdicts.iter().all(|verdict| *verdict == Verdict::Done), "{verdicts:?}");
+    assert_eq!(connections.load(SeqCst), 8, "all at once");
+    for _ in 0..6 {
+        tokio::time::timeout(DEADLINE, closings.recv()).await.expect("six are too many").unwrap();
+    }
+    assert_eq!(mediate(&mediator, &target).await, Verdict::Done);
+    assert_eq!((connections.load(SeqCst), closings.try_recv().is_err()), (8, true), "two are kept");
+}
+
 async fn version_of(request: Request) -> StatusCode {
     match request.version() {
         Version::HTTP_2 => StatusCode::OK,
@@ -520,7 +598,13 @@ async fn version_of(request: Request) -> StatusCode {
 
 #[tokio::test]
 async fn http2_without_asking_where_it_is_known() {
-    let address = serve(Router::new().route("/", post(version_of))).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let connections = Arc::new(AtomicUsize::new(0));
+    let counter = connections.clone();
+    let listener = listener.tap_io(move |_| drop(counter.fetch_add(1, SeqCst)));
+    let router = Router::new().route("/", post(version_of));
+    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
     let settings = HttpSettings {
         prior_knowledge: vec![format!("{address}").parse().unwrap()],
         ..HttpSettings::default()
@@ -530,6 +614,7 @@ async fn http2_without_asking_where_it_is_known() {
     let all = (0..200).map(|_| mediate(&mediator, &target));
     let verdicts = futures_util::future::join_all(all).await;
     assert!(verdicts.iter().all(|verdict| *verdict == Verdict::Done), "{verdicts:?}");
+    assert_eq!(connections.load(SeqCst), 1, "all share it");
     is_again(&mediate(&self::mediator(HttpSettings::default()), &target).await, "505");
 }
 

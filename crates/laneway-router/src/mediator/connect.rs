@@ -1,6 +1,6 @@
 //! How connections are made: TCP, TLS where the scheme asks for it, and a limit on the time that both may take together.
 //!
-//! `http.rs` builds its pools of connections on this.
+//! `connections.rs` keeps what is made here.
 
 use std::error::Error;
 use std::future::Future;

@@ -4,7 +4,7 @@
 //!
 //! 1. `target.rs`: is it a URL, and on the allow-list? If not, it is final.
 //! 2. `breaker.rs`: does the target answer, and want to be called? If not, it waits.
-//! 3. the pool of connections, HTTP/1.1 or HTTP/2, as TLS has agreed or as `prior_knowledge` says, within the timeouts and body limit;
+//! 3. `connections.rs`: HTTP/1.1 or HTTP/2, as TLS has agreed or as `prior_knowledge` says, within the timeouts and body limit;
 //! 4. `verdict.rs`: what does the answer mean? The breaker hears it too.
 //!
 //! What the target sees:
@@ -27,28 +27,28 @@
 //! An attempt that runs into its timeout may have been received all the same, and its successor may be on its way while the target still works
 //! on it. That is what the last three headers are for: a target that remembers the highest sequence of each key can refuse what comes too late.
 //!
-//! **Cost.** A request is built with one allocation for the body and one each for the few values that differ between calls. The client hands it to the task
-//! of a pooled connection. Nothing is cloned for the sake of a retry: retries belong to the lane, and a client that repeats a POST on its own would
-//! send messages twice. (It does repeat what it could not begin to write, because an idle connection had been closed.)
+//! **Cost.** The URL of a target is read once, not for each message. A request has one allocation for its body and all values that differ between calls. Nothing is cloned for the sake of
+//! a retry: retries belong to the lane, and a client that repeats a POST on its own would send messages twice. (What could not begin to be written, because an idle connection
+//! had been closed, does go over another one.)
 
+use std::collections::HashMap;
 use std::error::Error;
-use std::sync::Arc;
+use std::fmt::{Display, Write};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use http_body_util::{BodyExt, Full};
-use hyper::body::{Body, Bytes, Incoming};
+use bytes::{Bytes, BytesMut};
+use http_body_util::Full;
 use hyper::header::{
     AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, USER_AGENT,
 };
-use hyper::{Method, Request, Response, Uri};
-use hyper_rustls::HttpsConnector;
-use hyper_util::client::legacy::{Client, connect::HttpConnector};
-use hyper_util::rt::{TokioExecutor, TokioTimer};
+use hyper::{Method, Request, StatusCode};
 use rustls::pki_types::CertificateDer;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, error::Elapsed, timeout_at};
 
 use super::breaker::{BreakerSettings, Breakers, Cause, Patience};
-use super::connect::{BadCertificate, Timed, certificates, tls};
+use super::connect::{BadCertificate, certificates};
+use super::connections::{Address, Connections, Failure, Keeping};
 use super::metrics::Metrics;
 use super::signature::Signer;
 use super::target::{self, BadTarget, Pattern, Scope};
@@ -110,6 +110,28 @@ impl HttpSettings {
         self.trusted.extend(certificates(pem)?);
         Ok(())
     }
+
+    fn keeping(&self) -> Keeping {
+        Keeping {
+            trusted: self.trusted.clone(),
+            connect_timeout: self.connect_timeout,
+            idle_max: self.idle_connections_max,
+            idle_timeout: self.idle_timeout,
+        }
+    }
+}
+
+/// As many targets are remembered, so that their URLs need not be read again for each message; then all are forgotten.
+const TARGETS_MAX: usize = 1_024;
+
+/// No longer ones are remembered.
+const TARGET_BYTES_MAX: usize = 2_048;
+
+/// A target that may be called.
+struct Target {
+    /// What the breakers call it.
+    name: String,
+    address: Address,
 }
 
 /// The mediator for `HTTP`. Clones share connections, breakers and counters.
@@ -122,28 +144,19 @@ pub struct HttpMediator {
 
 struct Inner {
     settings: HttpSettings,
-    /// HTTP/1.1, or HTTP/2 if TLS has agreed on it.
-    agreed: PooledClient,
-    /// HTTP/2 from the first byte.
-    prior: PooledClient,
+    connections: Arc<Connections>,
+    /// By its text, each target that was called lately and may be.
+    targets: Mutex<HashMap<String, Arc<Target>>>,
     breakers: Breakers,
     metrics: Metrics,
 }
-
-type PooledClient = Client<Timed<HttpsConnector<HttpConnector>>, Full<Bytes>>;
-
-/// A ping on every HTTP/2 connection so often, lest a dead one takes everything that is sent to its host.
-const PING_EVERY: Duration = Duration::from_secs(15);
-
-/// No answer needs longer headers than this.
-const ANSWER_HEADER_BYTES_MAX: u32 = 64 * 1024;
 
 impl HttpMediator {
     /// With these settings. Needs a tokio runtime when it mediates, not here.
     pub fn new(settings: HttpSettings, signer: Signer) -> Self {
         let inner = Inner {
-            agreed: client(&settings, false),
-            prior: client(&settings, true),
+            connections: Connections::new(settings.keeping()),
+            targets: Mutex::default(),
             breakers: Breakers::new(settings.breaker),
             metrics: Metrics::default(),
             settings,
@@ -168,7 +181,7 @@ impl HttpMediator {
 
     /// Whether a target is a URL that may be called.
     pub fn check(&self, target: &str) -> Result<(), BadTarget> {
-        self.inner.locate(target).map(|_| ())
+        self.inner.target(target).map(|_| ())
     }
 
     /// Makes one attempt.
@@ -190,14 +203,11 @@ impl HttpMediator {
     async fn attempt(&self, call: Call<'_>, started: Instant) -> Result<Verdict, Verdict> {
         let inner = &*self.inner;
         let refuse = |problem: &dyn std::fmt::Display| Verdict::Final { reason: problem.to_string() };
-        let uri = inner.locate(&call.message.mediation_target).map_err(|problem| refuse(&problem))?;
-        let name = inner.settings.scope.name(&uri);
-        let pass =
-            inner.breakers.admit(&name, started.into_std()).map_err(|patience| wait(&name, patience))?;
-        let client = inner.client_for(&uri);
-        let request = self.request(uri, call).map_err(|problem| refuse(&problem))?;
-        let mut seen =
-            exchange(client, request, started + inner.settings.timeout, inner.settings.body_bytes_max).await;
+        let target = inner.target(&call.message.mediation_target).map_err(|problem| refuse(&problem))?;
+        let pass = inner.breakers.admit(&target.name, started.into_std());
+        let pass = pass.map_err(|patience| wait(&target.name, patience))?;
+        let request = self.request(call).map_err(|problem| refuse(&problem))?;
+        let mut seen = inner.exchange(request, &target.address, started + inner.settings.timeout).await;
         if let Some(token) = &call.message.auth_token {
             seen.hide(token.expose());
         }
@@ -206,11 +216,12 @@ impl HttpMediator {
         Ok(judgement.verdict)
     }
 
-    fn request(&self, uri: Uri, call: Call<'_>) -> Result<Request<Full<Bytes>>, String> {
+    fn request(&self, call: Call<'_>) -> Result<Request<Full<Bytes>>, String> {
         let message = call.message;
+        let mut slate = Slate::for_call(call);
         let body = match &message.payload {
-            Some(payload) => Bytes::copy_from_slice(payload.get().as_bytes()),
-            None => Bytes::from(serde_json::json!({ "messageId": message.id }).to_string()),
+            Some(payload) => slate.write(payload.get()),
+            None => slate.write(serde_json::json!({ "messageId": message.id })),
         };
         let mut all = HeaderMap::with_capacity(16 + message.headers.len());
         all.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -225,34 +236,32 @@ impl HttpMediator {
         if let Some(token) = &message.auth_token {
             all.insert(AUTHORIZATION, bearer(token.expose())?);
         }
-        self.add_fence(&mut all, call);
-        self.add_signature(&mut all, &message.id, &body);
+        self.add_fence(&mut all, call, &mut slate);
+        self.add_signature(&mut all, &message.id, &body, &mut slate);
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = Method::POST;
-        *request.uri_mut() = uri;
         *request.headers_mut() = all;
         Ok(request)
     }
 
-    fn add_fence(&self, all: &mut HeaderMap, call: Call<'_>) {
+    fn add_fence(&self, all: &mut HeaderMap, call: Call<'_>, slate: &mut Slate) {
         if !call.key.is_empty() {
-            all.insert(headers::KEY, encoded(call.key));
+            all.insert(headers::KEY, slate.value(headers::encode(call.key)));
         }
-        all.insert(headers::SEQUENCE, HeaderValue::from(call.sequence));
-        all.insert(headers::ATTEMPT, HeaderValue::from(call.attempt));
+        all.insert(headers::SEQUENCE, slate.value(call.sequence));
+        all.insert(headers::ATTEMPT, slate.value(call.attempt));
         if let Some(traceparent) = call.traceparent {
-            let value = HeaderValue::try_from(traceparent.to_string()).expect("digits and hyphens");
-            all.insert(headers::TRACEPARENT, value);
+            all.insert(headers::TRACEPARENT, slate.value(traceparent));
         }
         if let Some(epoch) = self.inner.settings.epoch {
-            all.insert(headers::EPOCH, HeaderValue::from(epoch));
+            all.insert(headers::EPOCH, slate.value(epoch));
         }
     }
 
-    fn add_signature(&self, all: &mut HeaderMap, id: &str, body: &[u8]) {
-        let id = encoded(id);
+    fn add_signature(&self, all: &mut HeaderMap, id: &str, body: &[u8], slate: &mut Slate) {
+        let id = slate.value(headers::encode(id));
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let timestamp = HeaderValue::from(now);
+        let timestamp = slate.value(now);
         if !self.signer.is_empty() {
             // Both are ASCII by construction.
             let text = |value: &HeaderValue| value.to_str().unwrap_or_default().to_owned();
@@ -271,38 +280,75 @@ impl std::fmt::Debug for HttpMediator {
 }
 
 impl Inner {
-    fn locate(&self, text: &str) -> Result<Uri, BadTarget> {
+    fn target(&self, text: &str) -> Result<Arc<Target>, BadTarget> {
+        if let Some(target) = self.targets().get(text) {
+            return Ok(target.clone());
+        }
+        let target = Arc::new(self.locate(text)?);
+        if text.len() > TARGET_BYTES_MAX {
+            return Ok(target);
+        }
+        let mut targets = self.targets();
+        if targets.len() >= TARGETS_MAX {
+            targets.clear();
+        }
+        targets.insert(text.to_owned(), target.clone());
+        Ok(target)
+    }
+
+    fn targets(&self) -> MutexGuard<'_, HashMap<String, Arc<Target>>> {
+        self.targets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn locate(&self, text: &str) -> Result<Target, BadTarget> {
         let uri = target::parse(text)?;
         let is_allowed = |allowed: &Vec<Pattern>| allowed.iter().any(|pattern| pattern.matches(&uri));
-        match self.settings.allowed.as_ref().is_none_or(is_allowed) {
-            true => Ok(uri),
-            false => Err(BadTarget::NotAllowed(Scope::Path.name(&uri))),
+        if !self.settings.allowed.as_ref().is_none_or(is_allowed) {
+            return Err(BadTarget::NotAllowed(Scope::Path.name(&uri)));
+        }
+        let name = self.settings.scope.name(&uri);
+        let is_plain = uri.scheme_str() == Some("http");
+        let prior = is_plain && self.settings.prior_knowledge.iter().any(|pattern| pattern.matches(&uri));
+        let address = Address::new(uri, prior).ok_or_else(|| BadTarget::Scheme(name.clone()))?;
+        Ok(Target { name, address })
+    }
+
+    async fn exchange(&self, request: Request<Full<Bytes>>, address: &Address, until: Instant) -> Seen {
+        // What is known already when the time is up.
+        let mut head = None;
+        let all = async {
+            let exchange = self.connections.send(request, address).await?;
+            let response = exchange.response();
+            head = Some((response.status(), response.headers().get(RETRY_AFTER).cloned()));
+            Ok(exchange.body(self.settings.body_bytes_max).await?)
+        };
+        let body = timeout_at(until, all).await;
+        match head {
+            Some((status, retry_after)) => Seen::answer(status, retry_after, body),
+            None => Seen::nothing(body.map(|body| body.map(drop))),
         }
     }
+}
 
-    fn client_for(&self, uri: &Uri) -> &PooledClient {
-        let is_plain = uri.scheme_str() == Some("http");
-        let is_known = || self.settings.prior_knowledge.iter().any(|pattern| pattern.matches(uri));
-        if is_plain && is_known() { &self.prior } else { &self.agreed }
+/// What differs between calls, the body and some headers, written into one piece of memory and cut up.
+struct Slate(BytesMut);
+
+impl Slate {
+    fn for_call(call: Call<'_>) -> Self {
+        let payload = call.message.payload.as_ref().map_or(0, |payload| payload.get().len());
+        // The numbers, a trace and an encoded character or two.
+        Slate(BytesMut::with_capacity(payload + call.key.len() + call.message.id.len() + 192))
     }
-}
 
-fn client(settings: &HttpSettings, http2_only: bool) -> PooledClient {
-    let connector = Timed::new(tls(&settings.trusted), settings.connect_timeout);
-    Client::builder(TokioExecutor::new())
-        .timer(TokioTimer::new())
-        .pool_timer(TokioTimer::new())
-        .pool_idle_timeout(settings.idle_timeout)
-        .pool_max_idle_per_host(settings.idle_connections_max)
-        .http1_max_buf_size(ANSWER_HEADER_BYTES_MAX as usize)
-        .http2_max_header_list_size(ANSWER_HEADER_BYTES_MAX)
-        .http2_keep_alive_interval(PING_EVERY)
-        .http2_only(http2_only)
-        .build(connector)
-}
+    fn write(&mut self, text: impl Display) -> Bytes {
+        write!(self.0, "{text}").expect("memory grows");
+        self.0.split().freeze()
+    }
 
-fn encoded(name: &str) -> HeaderValue {
-    HeaderValue::from_str(&headers::encode(name)).expect("encoded for this")
+    /// Of numbers, hyphens, and what was encoded.
+    fn value(&mut self, text: impl Display) -> HeaderValue {
+        HeaderValue::from_maybe_shared(self.write(text)).expect("what is written here may stand in a header")
+    }
 }
 
 fn bearer(token: &str) -> Result<HeaderValue, String> {
@@ -354,72 +400,48 @@ impl Seen {
         }
     }
 
+    /// There was a head, and this became of the body.
+    fn answer(
+        status: StatusCode,
+        retry_after: Option<HeaderValue>,
+        body: Result<Result<(Bytes, bool), Failure>, Elapsed>,
+    ) -> Self {
+        let answer = |body, cut| Seen::Answer { status: status.as_u16(), retry_after, body, cut };
+        match body {
+            Ok(Ok((body, cut))) => answer(body, cut),
+            // Only of a success does the body matter; elsewhere the status has said it all.
+            _ if !status.is_success() => answer(Bytes::new(), true),
+            Ok(Err(failure)) => Seen::failed(&failure),
+            Err(_) => Seen::trouble(Trouble::Timeout, "the body did not end"),
+        }
+    }
+
+    /// There was not even a head.
+    fn nothing(end: Result<Result<(), Failure>, Elapsed>) -> Self {
+        match end {
+            Ok(Err(failure)) => Seen::failed(&failure),
+            _ => Seen::trouble(Trouble::Timeout, "no status"),
+        }
+    }
+
+    fn failed(failure: &Failure) -> Self {
+        match failure {
+            Failure::Connect(error) => Seen::trouble(why_not_connected(&**error), innermost(&**error)),
+            Failure::Broken(error) => Seen::trouble(Trouble::Broken, innermost(error)),
+        }
+    }
+
     fn trouble(kind: Trouble, detail: impl Into<String>) -> Self {
         Seen::Trouble { kind, detail: detail.into() }
     }
 }
 
-async fn exchange(
-    client: &PooledClient,
-    request: Request<Full<Bytes>>,
-    until: Instant,
-    bytes_max: usize,
-) -> Seen {
-    match timeout_at(until, client.request(request)).await {
-        Err(_) => Seen::trouble(Trouble::Timeout, "no status"),
-        Ok(Err(error)) => Seen::trouble(kind_of(&error), innermost(&error)),
-        Ok(Ok(response)) => read(response, until, bytes_max).await,
-    }
-}
-
-async fn read(response: Response<Incoming>, until: Instant, bytes_max: usize) -> Seen {
-    let status = response.status();
-    let retry_after = response.headers().get(RETRY_AFTER).cloned();
-    let answer = |body, cut| Seen::Answer { status: status.as_u16(), retry_after, body, cut };
-    let broken = match timeout_at(until, read_body(response.into_body(), bytes_max)).await {
-        Ok(Ok((body, cut))) => return answer(body, cut),
-        Ok(Err(error)) => Seen::trouble(Trouble::Broken, innermost(&error)),
-        Err(_) => Seen::trouble(Trouble::Timeout, "the body did not end"),
-    };
-    // Only of a success does the body matter; elsewhere the status has said it all.
-    if status.is_success() { broken } else { answer(Bytes::new(), true) }
-}
-
-/// The body up to the limit, and whether there was more.
-async fn read_body(mut body: Incoming, bytes_max: usize) -> Result<(Bytes, bool), hyper::Error> {
-    // Most answers are one piece, which is then handed on as it came.
-    let mut first = Bytes::new();
-    let mut all: Vec<u8> = Vec::new();
-    while !body.is_end_stream() {
-        let Some(frame) = body.frame().await else { break };
-        let Ok(piece) = frame?.into_data() else { continue };
-        if first.is_empty() && all.is_empty() {
-            first = piece;
-        } else {
-            if all.is_empty() {
-                all.extend_from_slice(&std::mem::take(&mut first));
-            }
-            all.extend_from_slice(&piece);
-        }
-        if first.len().max(all.len()) > bytes_max {
-            all.truncate(bytes_max);
-            first.truncate(bytes_max);
-            return Ok((if all.is_empty() { first } else { all.into() }, true));
-        }
-    }
-    Ok((if all.is_empty() { first } else { all.into() }, false))
-}
-
-fn kind_of(error: &hyper_util::client::legacy::Error) -> Trouble {
+fn why_not_connected(error: &(dyn Error + 'static)) -> Trouble {
     let is_timeout = |error: &(dyn Error + 'static)| {
         let error = error.downcast_ref::<std::io::Error>();
         error.is_some_and(|error| error.kind() == std::io::ErrorKind::TimedOut)
     };
-    match error.is_connect() {
-        true if causes(error).any(is_timeout) => Trouble::ConnectTimeout,
-        true => Trouble::Connect,
-        false => Trouble::Broken,
-    }
+    if causes(error).any(is_timeout) { Trouble::ConnectTimeout } else { Trouble::Connect }
 }
 
 /// The error that began it: those around it say only that there was one.

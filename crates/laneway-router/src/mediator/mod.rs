@@ -9,6 +9,7 @@
 
 pub mod breaker;
 pub(crate) mod connect;
+mod connections;
 pub mod headers;
 pub mod http;
 pub mod metrics;

@@ -1,0 +1,426 @@
+//! Connections to targets: which one a request takes, who drives it, and where it goes afterwards.
+//!
+//! A connection of **HTTP/1.1** has one request at a time, and the task that makes the request drives it: it writes, reads and parses in the same
+//! poll in which the answer is taken up. Where every connection has a task of its own, as in most clients, each request goes there and back between
+//! two tasks; that and the book-keeping around it was a fifth of what a delivery cost. An idle connection is driven by nobody. Whether its target has closed it is
+//! seen when it is next taken, before anything is written to it.
+//!
+//! A connection of **HTTP/2** has many requests at a time, so it has a task, and all requests to its host share it.
+//!
+//! With TLS the target chooses between the two; without, it is HTTP/1.1, unless the settings know better.
+//!
+//! The interesting failure is a target that closes idle connections just when one is taken. hyper says of each request that fails whether it had begun
+//! to write it. What was not begun goes over another connection, as if nothing had been; what was begun may have been received, and to repeat it
+//! is for its lane.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Body, Bytes, Incoming};
+use hyper::client::conn::{TrySendError, http1, http2};
+use hyper::header::{HOST, HeaderValue};
+use hyper::http::uri::{Authority, Parts, Scheme};
+use hyper::{Request, Response, Uri};
+use hyper_rustls::{HttpsConnector, MaybeHttpsStream};
+use hyper_util::client::legacy::connect::{Connection as _, HttpConnector};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use rustls::pki_types::CertificateDer;
+use tokio::net::TcpStream;
+use tower_service::Service;
+
+use super::connect::{Timed, tls};
+
+/// A ping on every HTTP/2 connection so often, lest a dead one takes everything that is sent to its host.
+const PING_EVERY: Duration = Duration::from_secs(15);
+
+/// No answer needs longer headers than this.
+const ANSWER_HEADER_BYTES_MAX: u32 = 64 * 1024;
+
+type Stream = MaybeHttpsStream<TokioIo<TcpStream>>;
+type Body1 = Full<Bytes>;
+
+/// Why there was no answer.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// No connection.
+    Connect(Box<dyn Error + Send + Sync>),
+    /// Something went wrong on it.
+    Broken(hyper::Error),
+}
+
+impl From<hyper::Error> for Failure {
+    fn from(error: hyper::Error) -> Self {
+        Failure::Broken(error)
+    }
+}
+
+/// How connections are made, and how many are kept for how long.
+pub(super) struct Keeping {
+    pub(super) trusted: Vec<CertificateDer<'static>>,
+    pub(super) connect_timeout: Duration,
+    /// Idle ones of a host.
+    pub(super) idle_max: usize,
+    pub(super) idle_timeout: Duration,
+}
+
+/// All connections of a mediator.
+pub(super) struct Connections {
+    connector: Timed<HttpsConnector<HttpConnector>>,
+    idle_max: usize,
+    idle_timeout: Duration,
+    hosts: Mutex<Hosts>,
+    /// For the task that closes what has been idle for too long.
+    this: Weak<Connections>,
+}
+
+#[derive(Default)]
+struct Hosts {
+    by_origin: HashMap<Origin, Host>,
+    /// Whether that task is at work.
+    swept: bool,
+}
+
+/// What a connection leads to.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Origin {
+    scheme: Scheme,
+    authority: Authority,
+    /// HTTP/2 from the first byte.
+    prior: bool,
+}
+
+/// Where requests go, made ready once for all of them.
+pub(super) struct Address {
+    origin: Origin,
+    /// HTTP/2 names the host with the path.
+    absolute: Uri,
+    /// HTTP/1.1 names the host in a header, and only the path in the first line.
+    relative: Uri,
+    host: HeaderValue,
+}
+
+impl Address {
+    /// Of an absolute URI. `prior` is for targets that are known to speak HTTP/2 without TLS.
+    pub(super) fn new(absolute: Uri, prior: bool) -> Option<Self> {
+        let (scheme, authority) = (absolute.scheme()?.clone(), absolute.authority()?.clone());
+        let usual = if scheme == Scheme::HTTPS { 443 } else { 80 };
+        let host = match authority.port_u16().filter(|port| *port != usual) {
+            Some(port) => HeaderValue::try_from(format!("{}:{port}", authority.host())),
+            None => HeaderValue::from_str(authority.host()),
+        };
+        let mut parts = Parts::default();
+        parts.path_and_query = absolute.path_and_query().cloned();
+        let (relative, host) = (Uri::from_parts(parts).ok()?, host.ok()?);
+        Some(Address { origin: Origin { scheme, authority, prior }, absolute, relative, host })
+    }
+
+    fn write_on(&self, request: &mut Request<Body1>, way: &Way) {
+        match way {
+            Way::Own(_) => {
+                *request.uri_mut() = self.relative.clone();
+                request.headers_mut().insert(HOST, self.host.clone());
+            }
+            Way::Shared(_) => {
+                *request.uri_mut() = self.absolute.clone();
+                request.headers_mut().remove(HOST);
+            }
+        }
+    }
+}
+
+/// What is there of a host.
+#[derive(Default)]
+struct Host {
+    /// The one that was used last is the last, and is used first.
+    idle: Vec<Idle>,
+    shared: Option<Shared>,
+    /// Passed one by one by those who want to share a connection that is not there yet.
+    gate: Arc<tokio::sync::Mutex<()>>,
+}
+
+struct Idle {
+    link: Box<Link>,
+    since: Instant,
+}
+
+struct Shared {
+    sender: http2::SendRequest<Body1>,
+    used: Instant,
+}
+
+impl Host {
+    fn take(&mut self, now: Instant, idle_timeout: Duration) -> Option<Way> {
+        if let Some(shared) = self.shared.as_mut().filter(|shared| !shared.sender.is_closed()) {
+            shared.used = now;
+            return Some(Way::Shared(shared.sender.clone()));
+        }
+        let idle = self.idle.pop()?;
+        if now.duration_since(idle.since) <= idle_timeout {
+            return Some(Way::Own(idle.link));
+        }
+        // Those below it are older still.
+        self.idle.clear();
+        None
+    }
+
+    /// Closes what nobody has used for too long; says whether anything is left.
+    fn sweep(&mut self, now: Instant, idle_timeout: Duration) -> bool {
+        self.idle.retain(|idle| now.duration_since(idle.since) <= idle_timeout);
+        let is_used =
+            |shared: &Shared| !shared.sender.is_closed() && now.duration_since(shared.used) <= idle_timeout;
+        self.shared = self.shared.take().filter(is_used);
+        !self.idle.is_empty() || self.shared.is_some() || Arc::strong_count(&self.gate) > 1
+    }
+}
+
+/// What a request goes over.
+enum Way {
+    Own(Box<Link>),
+    Shared(http2::SendRequest<Body1>),
+}
+
+/// A connection of HTTP/1.1. Whoever has it drives it.
+struct Link {
+    sender: http1::SendRequest<Body1>,
+    connection: http1::Connection<Stream, Body1>,
+    is_over: bool,
+}
+
+impl Link {
+    fn poll(&mut self, context: &mut Context<'_>) {
+        // What went wrong is told to the request that it happened to.
+        self.is_over = self.is_over || Pin::new(&mut self.connection).poll(context).is_ready();
+    }
+
+    /// Waits for something that comes over this connection.
+    async fn drive<T>(&mut self, future: impl Future<Output = T>) -> T {
+        let mut future = pin!(future);
+        poll_fn(|context| {
+            self.poll(context);
+            future.as_mut().poll(context)
+        })
+        .await
+    }
+
+    /// Whether it can take another request.
+    async fn is_free(&mut self) -> bool {
+        let look = poll_fn(|context| {
+            if !self.sender.is_ready() {
+                self.poll(context);
+            }
+            Poll::Ready(())
+        });
+        look.await;
+        !self.is_over && self.sender.is_ready()
+    }
+}
+
+impl Connections {
+    pub(super) fn new(keeping: Keeping) -> Arc<Self> {
+        Arc::new_cyclic(|this| Connections {
+            connector: Timed::new(tls(&keeping.trusted), keeping.connect_timeout),
+            idle_max: keeping.idle_max,
+            idle_timeout: keeping.idle_timeout,
+            hosts: Mutex::default(),
+            this: this.clone(),
+        })
+    }
+
+    /// Sends a request, and waits for the head of the answer.
+    pub(super) async fn send<'a>(
+        &'a self,
+        mut request: Request<Body1>,
+        address: &'a Address,
+    ) -> Result<Exchange<'a>, Failure> {
+        loop {
+            let (way, is_new) = match self.take(&address.origin) {
+                Some(way) => (way, false),
+                None => self.connect(address).await?,
+            };
+            address.write_on(&mut request, &way);
+            let sent = match way {
+                Way::Own(mut link) => {
+                    let answer = link.sender.try_send_request(request);
+                    link.drive(answer).await.map(|response| (response, Some(link)))
+                }
+                Way::Shared(mut sender) => {
+                    sender.try_send_request(request).await.map(|response| (response, None))
+                }
+            };
+            match sent {
+                Ok((response, link)) => {
+                    return Ok(Exchange { response, link, origin: &address.origin, home: self });
+                }
+                Err(error) => request = unsent(error, is_new)?,
+            }
+        }
+    }
+
+    fn hosts(&self) -> MutexGuard<'_, Hosts> {
+        self.hosts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, origin: &Origin) -> Option<Way> {
+        let mut hosts = self.hosts();
+        hosts.by_origin.get_mut(origin)?.take(Instant::now(), self.idle_timeout)
+    }
+
+    /// Something to send over, and whether it is new: somebody else may have made one meanwhile.
+    async fn connect(&self, address: &Address) -> Result<(Way, bool), Failure> {
+        let origin = &address.origin;
+        if !origin.prior {
+            return Ok((self.connect_now(address).await?, true));
+        }
+        let gate = self.with_host(origin, |host| host.gate.clone());
+        let _gate = gate.lock().await;
+        match self.take(origin) {
+            Some(way) => Ok((way, false)),
+            None => Ok((self.connect_now(address).await?, true)),
+        }
+    }
+
+    async fn connect_now(&self, address: &Address) -> Result<Way, Failure> {
+        let origin = &address.origin;
+        let mut connector = self.connector.clone();
+        poll_fn(|context| connector.poll_ready(context)).await.map_err(Failure::Connect)?;
+        let stream = connector.call(address.absolute.clone()).await.map_err(Failure::Connect)?;
+        if origin.prior || stream.connected().is_negotiated_h2() {
+            let sender = speak_http2(stream).await?;
+            let shared = Shared { sender: sender.clone(), used: Instant::now() };
+            self.with_host(origin, |host| host.shared = Some(shared));
+            return Ok(Way::Shared(sender));
+        }
+        let mut builder = http1::Builder::new();
+        builder.max_buf_size(ANSWER_HEADER_BYTES_MAX as usize);
+        let (sender, connection) = builder.handshake(stream).await?;
+        Ok(Way::Own(Box::new(Link { sender, connection, is_over: false })))
+    }
+
+    fn with_host<T>(&self, origin: &Origin, change: impl FnOnce(&mut Host) -> T) -> T {
+        let mut hosts = self.hosts();
+        if !std::mem::replace(&mut hosts.swept, true) {
+            tokio::spawn(sweep(self.this.clone(), self.idle_timeout));
+        }
+        match hosts.by_origin.get_mut(origin) {
+            Some(host) => change(host),
+            None => change(hosts.by_origin.entry(origin.clone()).or_default()),
+        }
+    }
+
+    fn keep(&self, origin: &Origin, link: Box<Link>) {
+        let since = Instant::now();
+        let surplus = self.with_host(origin, |host| {
+            if host.idle.len() >= self.idle_max {
+                return Some(link);
+            }
+            host.idle.push(Idle { link, since });
+            None
+        });
+        // Outside the lock: to close a connection is a call of the system.
+        drop(surplus);
+    }
+}
+
+/// Closes what has been idle for too long, until nothing is left.
+async fn sweep(connections: Weak<Connections>, idle_timeout: Duration) {
+    loop {
+        tokio::time::sleep((idle_timeout / 2).max(Duration::from_millis(10))).await;
+        let Some(connections) = connections.upgrade() else { return };
+        let now = Instant::now();
+        let mut hosts = connections.hosts();
+        hosts.by_origin.retain(|_, host| host.sweep(now, idle_timeout));
+        if hosts.by_origin.is_empty() {
+            hosts.swept = false;
+            return;
+        }
+    }
+}
+
+async fn speak_http2(stream: Stream) -> Result<http2::SendRequest<Body1>, Failure> {
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder.timer(TokioTimer::new());
+    builder.max_header_list_size(ANSWER_HEADER_BYTES_MAX).keep_alive_interval(PING_EVERY);
+    let (sender, connection) = builder.handshake(stream).await?;
+    // What goes wrong is told to the requests that it happens to.
+    tokio::spawn(async move { drop(connection.await) });
+    Ok(sender)
+}
+
+/// The request, if nothing of it was written, and there may be a better connection.
+fn unsent(mut error: TrySendError<Request<Body1>>, is_new: bool) -> Result<Request<Body1>, Failure> {
+    match error.take_message() {
+        Some(request) if !is_new => Ok(request),
+        _ => Err(Failure::Broken(error.into_error())),
+    }
+}
+
+/// A request whose answer has begun.
+pub(super) struct Exchange<'a> {
+    response: Response<Incoming>,
+    /// Of HTTP/1.1.
+    link: Option<Box<Link>>,
+    origin: &'a Origin,
+    home: &'a Connections,
+}
+
+impl Exchange<'_> {
+    /// The answer, as far as it has come.
+    pub(super) fn response(&self) -> &Response<Incoming> {
+        &self.response
+    }
+
+    /// The body up to the limit, and whether there was more. The connection is kept for others if the answer was read to its end.
+    pub(super) async fn body(mut self, bytes_max: usize) -> Result<(Bytes, bool), hyper::Error> {
+        let (body, cut) = self.read(bytes_max).await?;
+        if let Some(mut link) = self.link.take().filter(|_| !cut)
+            && link.is_free().await
+        {
+            self.home.keep(self.origin, link);
+        }
+        Ok((body, cut))
+    }
+
+    async fn read(&mut self, bytes_max: usize) -> Result<(Bytes, bool), hyper::Error> {
+        // Most answers are one piece, which is then handed on as it came.
+        let mut first = Bytes::new();
+        let mut all: Vec<u8> = Vec::new();
+        while let Some(piece) = self.piece().await? {
+            if first.is_empty() && all.is_empty() {
+                first = piece;
+            } else {
+                if all.is_empty() {
+                    all.extend_from_slice(&std::mem::take(&mut first));
+                }
+                all.extend_from_slice(&piece);
+            }
+            if first.len().max(all.len()) > bytes_max {
+                all.truncate(bytes_max);
+                first.truncate(bytes_max);
+                return Ok((if all.is_empty() { first } else { all.into() }, true));
+            }
+        }
+        Ok((if all.is_empty() { first } else { all.into() }, false))
+    }
+
+    /// The next piece of the body; trailers are passed over.
+    async fn piece(&mut self) -> Result<Option<Bytes>, hyper::Error> {
+        let body = self.response.body_mut();
+        while !body.is_end_stream() {
+            let frame = match &mut self.link {
+                Some(link) => link.drive(body.frame()).await,
+                None => body.frame().await,
+            };
+            let Some(frame) = frame.transpose()? else { break };
+            if let Ok(piece) = frame.into_data() {
+                return Ok(Some(piece));
+            }
+        }
+        Ok(None)
+    }
+}
