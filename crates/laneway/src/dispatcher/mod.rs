@@ -778,6 +778,7 @@ fn admit_everything<K, M>(inner: &mut Inner<K, M>, ingress: &mut Ingress<K, M>, 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::message::fingerprint_of;
 
     fn dispatcher(capacity: u64, overflow: Overflow, batch_max: usize) -> Dispatcher<u64, u64> {
         let limits = Limits {
@@ -793,8 +794,13 @@ mod tests {
         Dispatcher::new("d".to_owned(), limits, None, batch_max, 0)
     }
 
+    /// As different as those of a hash.
+    fn fingerprint(key: u64) -> u64 {
+        fingerprint_of(key.wrapping_mul(0x9E37_79B9_7F4A_7C15))
+    }
+
     fn item(key: u64, body: u64) -> Item<u64, u64> {
-        Item { fingerprint: key, accepted_at: 0, message: (key, body).into() }
+        Item { fingerprint: fingerprint(key), accepted_at: 0, message: (key, body).into() }
     }
 
     #[test]
@@ -866,7 +872,7 @@ mod tests {
         }
 
         fn depth(&self, key: u64) -> usize {
-            lock(&self.dispatcher.inner).lanes.depth(key).unwrap_or(0)
+            lock(&self.dispatcher.inner).lanes.depth(fingerprint(key)).unwrap_or(0)
         }
     }
 

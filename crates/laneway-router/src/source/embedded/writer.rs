@@ -398,6 +398,11 @@ impl Writer {
         self.next_sequence = next_sequence;
         let (effects, noted) = result.map_err(WriteError::File)?;
         self.sweep.add(noted);
+        for op in ops {
+            if let Op::Publish { publications, .. } = op {
+                publications.iter().for_each(|publication| self.sweep.published(publication.text.len()));
+            }
+        }
         Ok(effects)
     }
 
