@@ -47,7 +47,7 @@ const TOGETHER: usize = 1_024;
 /// them: the next message of the group is on its way already.
 const CURRENT: std::ops::Range<usize> = 8..TOGETHER / 2;
 
-/// So many settlements are worth another batch while one is under way, or any that have waited for so long: what is under way may be slow.
+/// So many settlements are worth another batch while one is under way, or any, so long after it was sent: what is under way may be slow.
 const WORTH_ANOTHER: (usize, Duration) = (128, Duration::from_millis(1));
 
 /// How long after a source failed it is tried again, at first and at the longest.
@@ -513,7 +513,10 @@ async fn settle_all(
                     return;
                 }
                 Err((unsent, error)) => {
-                    // Behind the others: whoever can be settled is not kept waiting by those who cannot.
+                    // Behind the others, those included that have come meanwhile: whoever can be settled is not kept waiting by those who cannot.
+                    while let Ok(more) = queue.try_recv() {
+                        waiting.push_back(more);
+                    }
                     waiting.extend(unsent);
                     together = (sent / 2).max(1);
                     let now = Instant::now();
@@ -629,8 +632,8 @@ mod tests {
     /// Answers to a batch when it is let, several at once.
     struct Gated {
         at_once: usize,
-        /// The sizes of the batches that have come.
-        came: mpsc::UnboundedSender<usize>,
+        /// The size of each batch that has come, and which delivery was the first in it.
+        came: mpsc::UnboundedSender<(usize, DeliveryId)>,
         answers: tokio::sync::Mutex<mpsc::UnboundedReceiver<Result<(), SourceError>>>,
     }
 
@@ -648,7 +651,8 @@ mod tests {
         }
 
         fn settle(&self, all: Vec<(Receipt, Disposal)>) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
-            let _ = self.came.send(all.len());
+            let Receipt::Numbers([first, ..]) = all[0].0 else { panic!("a receipt of these tests") };
+            let _ = self.came.send((all.len(), first));
             async move {
                 let answer = self.answers.lock().await.recv().await.unwrap_or(Err(SourceError::Closed));
                 answer.map(|()| vec![Settled::Settled; all.len()])
@@ -665,12 +669,18 @@ mod tests {
         }
     }
 
+    type Batches = mpsc::UnboundedReceiver<(usize, DeliveryId)>;
     type Answers = mpsc::UnboundedSender<Result<(), SourceError>>;
 
-    fn gated(at_once: usize) -> (Arc<Gated>, mpsc::UnboundedReceiver<usize>, Answers) {
+    fn gated(at_once: usize) -> (Arc<Gated>, Batches, Answers) {
         let (came, batches) = mpsc::unbounded_channel();
         let (let_go, answers) = mpsc::unbounded_channel();
         (Arc::new(Gated { at_once, came, answers: answers.into() }), batches, let_go)
+    }
+
+    /// The size of the next batch.
+    async fn size(batches: &mut Batches) -> Option<usize> {
+        batches.recv().await.map(|(size, _)| size)
     }
 
     /// Settles so many deliveries, from this one on.
@@ -689,7 +699,7 @@ mod tests {
             let settler = tokio::spawn(settler);
             settle(&ledger, 0, 5 * TOGETHER as u64);
             for _ in 0..at_once {
-                assert_eq!(batches.recv().await, Some(TOGETHER));
+                assert_eq!(size(&mut batches).await, Some(TOGETHER));
             }
             // Time passes only where nobody has anything left to do.
             let more = tokio::time::timeout(Duration::from_secs(60), batches.recv()).await;
@@ -709,15 +719,30 @@ mod tests {
         let settler = tokio::spawn(settler);
         settle(&ledger, 0, 4 * TOGETHER as u64);
         for _ in 0..4 {
-            assert_eq!(batches.recv().await, Some(TOGETHER));
+            assert_eq!(size(&mut batches).await, Some(TOGETHER));
         }
         let began = Instant::now();
         (0..4).for_each(|_| answers.send(Err(SourceError::Unavailable("away".to_owned()))).unwrap());
-        let again = batches.recv().await;
+        let again = size(&mut batches).await;
         assert_eq!((again, began.elapsed()), (Some(TOGETHER / 2), RETRY.0), "one pause for all of them");
         (0..100).for_each(|_| answers.send(Ok(())).unwrap());
         assert!(ledger.wait_settled(Instant::now() + LEASE).await);
         assert_eq!((ledger.len(), ledger.counts().stale_settlements), (0, 0));
+        settler.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_cannot_be_settled_goes_behind_what_has_come_meanwhile() {
+        let (source, mut batches, answers) = gated(1);
+        let (ledger, settler) = Ledger::open(source as _);
+        let settler = tokio::spawn(settler);
+        settle(&ledger, 0, 1);
+        assert_eq!(batches.recv().await, Some((1, 0)));
+        settle(&ledger, 1, 1);
+        answers.send(Err(SourceError::Broken("not this one".to_owned()))).unwrap();
+        assert_eq!(batches.recv().await, Some((1, 1)));
+        (0..2).for_each(|_| answers.send(Ok(())).unwrap());
+        assert!(ledger.wait_settled(Instant::now() + LEASE).await);
         settler.abort();
     }
 
@@ -728,7 +753,7 @@ mod tests {
         let settler = tokio::spawn(settler);
         settle(&ledger, 0, 2 * TOGETHER as u64);
         for _ in 0..2 {
-            assert_eq!(batches.recv().await, Some(TOGETHER));
+            assert_eq!(size(&mut batches).await, Some(TOGETHER));
         }
         let began = Instant::now();
         answers.send(Err(SourceError::Closed)).unwrap();

@@ -535,27 +535,66 @@ async fn patient() -> (SocketAddr, Arc<AtomicUsize>, mpsc::UnboundedReceiver<()>
     (address, connections, closings)
 }
 
-#[tokio::test]
-async fn a_connection_that_was_closed_while_idle_is_not_used_again() {
+/// A target that answers one request on each connection, says so, and when it is told ends the connection with these last words.
+async fn parting(
+    words: &'static [u8],
+) -> (SocketAddr, mpsc::UnboundedSender<()>, mpsc::UnboundedReceiver<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let (other, ..) = patient().await;
-    let (closed, mut closings) = mpsc::unbounded_channel();
+    let (part, mut partings) = mpsc::unbounded_channel();
+    let (parted, told) = mpsc::unbounded_channel();
     tokio::spawn(async move {
         loop {
             let (mut stream, _) = listener.accept().await.unwrap();
             read_request(&mut stream).await;
             stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
+            partings.recv().await.unwrap();
+            stream.write_all(words).await.unwrap();
             drop(stream);
-            closed.send(()).unwrap();
+            parted.send(()).unwrap();
         }
     });
+    (address, part, told)
+}
+
+#[tokio::test]
+async fn a_connection_that_ends_while_it_is_idle_is_not_used_again() {
+    for words in [b"".as_slice(), b"HTTP/1.1 500 Too Late\r\ncontent-length: 0\r\n\r\n", b"gone"] {
+        let (address, part, mut parted) = parting(words).await;
+        let (other, ..) = patient().await;
+        let mediator = mediator(HttpSettings::default());
+        for _ in 0..10 {
+            assert_eq!(mediate(&mediator, &format!("http://{address}/")).await, Verdict::Done);
+            part.send(()).unwrap();
+            tokio::time::timeout(DEADLINE, parted.recv()).await.unwrap().unwrap();
+            // Whatever happened on the network before this answer is known when it is there.
+            assert_eq!(mediate(&mediator, &format!("http://{other}/")).await, Verdict::Done);
+        }
+    }
+}
+
+#[tokio::test]
+async fn long_bodies_are_sent_over_kept_connections_too() {
+    let (address, mut received) = recorder().await;
     let mediator = mediator(HttpSettings::default());
-    for _ in 0..20 {
-        assert_eq!(mediate(&mediator, &format!("http://{address}/")).await, Verdict::Done);
-        tokio::time::timeout(DEADLINE, closings.recv()).await.unwrap().unwrap();
-        // Whatever happened on the network before this answer is known when it is there.
-        assert_eq!(mediate(&mediator, &format!("http://{other}/")).await, Verdict::Done);
+    for bytes in [10, 100_000, 100_000, 10, 200_000] {
+        let text = serde_json::json!({
+            "id": "m-1", "poolCode": "p", "mediationTarget": format!("http://{address}/"), "payload": "x".repeat(bytes),
+        });
+        let message = Message::parse(text.to_string().as_bytes()).unwrap();
+        assert_eq!(mediator.mediate(call(&message)).await, Verdict::Done);
+        assert_eq!(received.recv().await.unwrap().1.len(), bytes + 2);
+    }
+}
+
+#[tokio::test]
+async fn a_target_without_a_path_is_called_at_the_root() {
+    let (address, mut received) = recorder().await;
+    for end in ["", "/", "#there", "?query=1"] {
+        let verdict = mediate(&mediator(HttpSettings::default()), &format!("http://{address}{end}")).await;
+        assert_eq!(verdict, Verdict::Done, "{end:?}");
+        let (headers, _) = received.recv().await.unwrap();
+        assert_eq!(headers["host"], address.to_string().as_str());
     }
 }
 

@@ -354,6 +354,11 @@ impl Appetite {
         self.0.load(Ordering::Relaxed)
     }
 
+    /// Whether the last wait was short.
+    pub(crate) fn is_keen(&self) -> bool {
+        self.places() > 1
+    }
+
     pub(crate) fn learn(&self, waited: Duration, most: u64) {
         let places = self.places();
         let next = if waited < SHORT_WAIT { (places * 2).min(most.max(1)) } else { 1 };

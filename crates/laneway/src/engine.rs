@@ -478,6 +478,9 @@ impl<K: Hash, M> Shared<K, M> {
         if limit == Some(Duration::ZERO) {
             return refuse(arrival, Refusal::TimedOut(bound));
         }
+        if bound == Bound::Dispatcher && self.appetite.is_keen() && dispatcher.has_room_soon() {
+            return Ok(arrival);
+        }
         let room = self.room(bound, dispatcher);
         if let Patience::Cancellable(cancel) = patience {
             cancel.subscribe(&Waker::from(room.clone()));

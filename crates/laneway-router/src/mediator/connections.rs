@@ -2,10 +2,11 @@
 //!
 //! A connection of **HTTP/1.1** has one request at a time, and the task that makes the request drives it: it writes, reads and parses in the same
 //! poll in which the answer is taken up. Where every connection has a task of its own, as in most clients, each request goes there and back between
-//! two tasks; that and the book-keeping around it was a fifth of what a delivery cost. An idle connection is driven by nobody. Whether its target has closed it is
-//! seen when it is next taken, before anything is written to it.
+//! two tasks, which cost about a tenth of a delivery. An idle connection is driven by nobody. Whether its target has closed it is
+//! seen when it is next taken, before anything is written to it. A request that finds no idle one makes one, and does not look again for what has come free meanwhile.
 //!
-//! A connection of **HTTP/2** has many requests at a time, so it has a task, and all requests to its host share it.
+//! A connection of **HTTP/2** has many requests at a time, so it has a task, and the requests to its host share it. (Those that come before the first answer of a
+//! host with TLS do not know that yet, and connect each.)
 //!
 //! With TLS the target chooses between the two; without, it is HTTP/1.1, unless the settings know better.
 //!
@@ -18,14 +19,15 @@ use std::error::Error;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context, Poll};
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
-use hyper::body::{Body, Bytes, Incoming};
+use hyper::body::{Body, Incoming};
 use hyper::client::conn::{TrySendError, http1, http2};
 use hyper::header::{HOST, HeaderValue};
-use hyper::http::uri::{Authority, Parts, Scheme};
+use hyper::http::uri::{Authority, Parts, PathAndQuery, Scheme};
 use hyper::{Request, Response, Uri};
 use hyper_rustls::{HttpsConnector, MaybeHttpsStream};
 use hyper_util::client::legacy::connect::{Connection as _, HttpConnector};
@@ -43,7 +45,10 @@ const PING_EVERY: Duration = Duration::from_secs(15);
 const ANSWER_HEADER_BYTES_MAX: u32 = 64 * 1024;
 
 type Stream = MaybeHttpsStream<TokioIo<TcpStream>>;
-type Body1 = Full<Bytes>;
+type Payload = Full<Bytes>;
+
+/// Longer ones are handed to the system beside their head. To copy a shorter one behind it costs less; but the copy's memory stays with the connection.
+const COPIED_BYTES_MAX: u64 = 16 * 1024;
 
 /// Why there was no answer.
 #[derive(Debug)]
@@ -115,12 +120,14 @@ impl Address {
             None => HeaderValue::from_str(authority.host()),
         };
         let mut parts = Parts::default();
-        parts.path_and_query = absolute.path_and_query().cloned();
+        // One that is empty says that it is `/`, and is written as nothing.
+        let path = absolute.path_and_query().filter(|path| path.as_str() != "/");
+        parts.path_and_query = Some(path.cloned().unwrap_or(PathAndQuery::from_static("/")));
         let (relative, host) = (Uri::from_parts(parts).ok()?, host.ok()?);
         Some(Address { origin: Origin { scheme, authority, prior }, absolute, relative, host })
     }
 
-    fn write_on(&self, request: &mut Request<Body1>, way: &Way) {
+    fn write_on(&self, request: &mut Request<Payload>, way: &Way) {
         match way {
             Way::Own(_) => {
                 *request.uri_mut() = self.relative.clone();
@@ -150,7 +157,7 @@ struct Idle {
 }
 
 struct Shared {
-    sender: http2::SendRequest<Body1>,
+    sender: http2::SendRequest<Payload>,
     used: Instant,
 }
 
@@ -160,18 +167,14 @@ impl Host {
             shared.used = now;
             return Some(Way::Shared(shared.sender.clone()));
         }
-        let idle = self.idle.pop()?;
-        if now.duration_since(idle.since) <= idle_timeout {
-            return Some(Way::Own(idle.link));
-        }
-        // Those below it are older still.
-        self.idle.clear();
-        None
+        // If the last is too old, so are those before it, and they will be swept.
+        let fresh = self.idle.pop_if(|idle| now.duration_since(idle.since) <= idle_timeout)?;
+        Some(Way::Own(fresh.link))
     }
 
-    /// Closes what nobody has used for too long; says whether anything is left.
-    fn sweep(&mut self, now: Instant, idle_timeout: Duration) -> bool {
-        self.idle.retain(|idle| now.duration_since(idle.since) <= idle_timeout);
+    /// Takes out what nobody has used for too long; says whether anything is left.
+    fn sweep(&mut self, now: Instant, idle_timeout: Duration, old: &mut Vec<Idle>) -> bool {
+        old.extend(self.idle.extract_if(.., |idle| now.duration_since(idle.since) > idle_timeout));
         let is_used =
             |shared: &Shared| !shared.sender.is_closed() && now.duration_since(shared.used) <= idle_timeout;
         self.shared = self.shared.take().filter(is_used);
@@ -182,20 +185,26 @@ impl Host {
 /// What a request goes over.
 enum Way {
     Own(Box<Link>),
-    Shared(http2::SendRequest<Body1>),
+    Shared(http2::SendRequest<Payload>),
 }
 
 /// A connection of HTTP/1.1. Whoever has it drives it.
 struct Link {
-    sender: http1::SendRequest<Body1>,
-    connection: http1::Connection<Stream, Body1>,
-    is_over: bool,
+    sender: http1::SendRequest<Payload>,
+    /// Dropped as soon as it has ended: that is when hyper gives back the request that it has not begun to write.
+    connection: Option<http1::Connection<Stream, Payload>>,
+    /// Whether bodies are copied behind their heads.
+    copies: bool,
 }
 
 impl Link {
     fn poll(&mut self, context: &mut Context<'_>) {
-        // What went wrong is told to the request that it happened to.
-        self.is_over = self.is_over || Pin::new(&mut self.connection).poll(context).is_ready();
+        if let Some(connection) = &mut self.connection
+            && Pin::new(connection).poll(context).is_ready()
+        {
+            // What went wrong is told to the request that it happened to.
+            self.connection = None;
+        }
     }
 
     /// Waits for something that comes over this connection.
@@ -208,16 +217,10 @@ impl Link {
         .await
     }
 
-    /// Whether it can take another request.
-    async fn is_free(&mut self) -> bool {
-        let look = poll_fn(|context| {
-            if !self.sender.is_ready() {
-                self.poll(context);
-            }
-            Poll::Ready(())
-        });
-        look.await;
-        !self.is_over && self.sender.is_ready()
+    /// Lets it come to rest, and forget whom to wake. Says whether it can take another request.
+    fn is_free(&mut self) -> bool {
+        self.poll(&mut Context::from_waker(Waker::noop()));
+        self.connection.is_some() && self.sender.is_ready()
     }
 }
 
@@ -235,13 +238,14 @@ impl Connections {
     /// Sends a request, and waits for the head of the answer.
     pub(super) async fn send<'a>(
         &'a self,
-        mut request: Request<Body1>,
+        mut request: Request<Payload>,
         address: &'a Address,
     ) -> Result<Exchange<'a>, Failure> {
+        let is_long = request.body().size_hint().lower() > COPIED_BYTES_MAX;
         loop {
             let (way, is_new) = match self.take(&address.origin) {
                 Some(way) => (way, false),
-                None => self.connect(address).await?,
+                None => self.connect(address, !is_long).await?,
             };
             address.write_on(&mut request, &way);
             let sent = match way {
@@ -255,7 +259,7 @@ impl Connections {
             };
             match sent {
                 Ok((response, link)) => {
-                    return Ok(Exchange { response, link, origin: &address.origin, home: self });
+                    return Ok(Exchange { response, link, is_long, origin: &address.origin, home: self });
                 }
                 Err(error) => request = unsent(error, is_new)?,
             }
@@ -272,20 +276,20 @@ impl Connections {
     }
 
     /// Something to send over, and whether it is new: somebody else may have made one meanwhile.
-    async fn connect(&self, address: &Address) -> Result<(Way, bool), Failure> {
+    async fn connect(&self, address: &Address, copies: bool) -> Result<(Way, bool), Failure> {
         let origin = &address.origin;
         if !origin.prior {
-            return Ok((self.connect_now(address).await?, true));
+            return Ok((self.connect_now(address, copies).await?, true));
         }
         let gate = self.with_host(origin, |host| host.gate.clone());
         let _gate = gate.lock().await;
         match self.take(origin) {
             Some(way) => Ok((way, false)),
-            None => Ok((self.connect_now(address).await?, true)),
+            None => Ok((self.connect_now(address, copies).await?, true)),
         }
     }
 
-    async fn connect_now(&self, address: &Address) -> Result<Way, Failure> {
+    async fn connect_now(&self, address: &Address, copies: bool) -> Result<Way, Failure> {
         let origin = &address.origin;
         let mut connector = self.connector.clone();
         poll_fn(|context| connector.poll_ready(context)).await.map_err(Failure::Connect)?;
@@ -297,16 +301,15 @@ impl Connections {
             return Ok(Way::Shared(sender));
         }
         let mut builder = http1::Builder::new();
-        // A request is small: to copy its body behind its head costs less than to hand over both.
-        builder.max_buf_size(ANSWER_HEADER_BYTES_MAX as usize).writev(false);
+        builder.max_buf_size(ANSWER_HEADER_BYTES_MAX as usize).writev(!copies);
         let (sender, connection) = builder.handshake(stream).await?;
-        Ok(Way::Own(Box::new(Link { sender, connection, is_over: false })))
+        Ok(Way::Own(Box::new(Link { sender, connection: Some(connection), copies })))
     }
 
     fn with_host<T>(&self, origin: &Origin, change: impl FnOnce(&mut Host) -> T) -> T {
         let mut hosts = self.hosts();
         if !std::mem::replace(&mut hosts.swept, true) {
-            tokio::spawn(sweep(self.this.clone(), self.idle_timeout));
+            tokio::spawn(Sweeper(self.this.clone()).run(self.idle_timeout));
         }
         match hosts.by_origin.get_mut(origin) {
             Some(host) => change(host),
@@ -329,21 +332,39 @@ impl Connections {
 }
 
 /// Closes what has been idle for too long, until nothing is left.
-async fn sweep(connections: Weak<Connections>, idle_timeout: Duration) {
-    loop {
-        tokio::time::sleep((idle_timeout / 2).max(Duration::from_millis(10))).await;
-        let Some(connections) = connections.upgrade() else { return };
-        let now = Instant::now();
-        let mut hosts = connections.hosts();
-        hosts.by_origin.retain(|_, host| host.sweep(now, idle_timeout));
-        if hosts.by_origin.is_empty() {
-            hosts.swept = false;
-            return;
+struct Sweeper(Weak<Connections>);
+
+impl Sweeper {
+    async fn run(mut self, idle_timeout: Duration) {
+        loop {
+            tokio::time::sleep((idle_timeout / 2).max(Duration::from_millis(10))).await;
+            let Some(connections) = self.0.upgrade() else { return };
+            let now = Instant::now();
+            let mut old = Vec::new();
+            let mut hosts = connections.hosts();
+            hosts.by_origin.retain(|_, host| host.sweep(now, idle_timeout, &mut old));
+            if hosts.by_origin.is_empty() {
+                hosts.swept = false;
+                self.0 = Weak::new();
+                return;
+            }
+            // Closed when nobody waits for the lock: that is a call of the system for each.
+            drop(hosts);
+            drop(old);
         }
     }
 }
 
-async fn speak_http2(stream: Stream) -> Result<http2::SendRequest<Body1>, Failure> {
+/// One that ends with its runtime, before its work is done, lets another begin.
+impl Drop for Sweeper {
+    fn drop(&mut self) {
+        if let Some(connections) = self.0.upgrade() {
+            connections.hosts().swept = false;
+        }
+    }
+}
+
+async fn speak_http2(stream: Stream) -> Result<http2::SendRequest<Payload>, Failure> {
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder.timer(TokioTimer::new());
     builder.max_header_list_size(ANSWER_HEADER_BYTES_MAX).keep_alive_interval(PING_EVERY);
@@ -354,7 +375,7 @@ async fn speak_http2(stream: Stream) -> Result<http2::SendRequest<Body1>, Failur
 }
 
 /// The request, if nothing of it was written, and there may be a better connection.
-fn unsent(mut error: TrySendError<Request<Body1>>, is_new: bool) -> Result<Request<Body1>, Failure> {
+fn unsent(mut error: TrySendError<Request<Payload>>, is_new: bool) -> Result<Request<Payload>, Failure> {
     match error.take_message() {
         Some(request) if !is_new => Ok(request),
         _ => Err(Failure::Broken(error.into_error())),
@@ -366,6 +387,7 @@ pub(super) struct Exchange<'a> {
     response: Response<Incoming>,
     /// Of HTTP/1.1.
     link: Option<Box<Link>>,
+    is_long: bool,
     origin: &'a Origin,
     home: &'a Connections,
 }
@@ -379,8 +401,10 @@ impl Exchange<'_> {
     /// The body up to the limit, and whether there was more. The connection is kept for others if the answer was read to its end.
     pub(super) async fn body(mut self, bytes_max: usize) -> Result<(Bytes, bool), hyper::Error> {
         let (body, cut) = self.read(bytes_max).await?;
-        if let Some(mut link) = self.link.take().filter(|_| !cut)
-            && link.is_free().await
+        // One that has copied a long body would keep its memory.
+        let is_fit = |link: &Box<Link>| !cut && !(self.is_long && link.copies);
+        if let Some(mut link) = self.link.take().filter(is_fit)
+            && link.is_free()
         {
             self.home.keep(self.origin, link);
         }

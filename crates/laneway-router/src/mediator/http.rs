@@ -27,7 +27,8 @@
 //! An attempt that runs into its timeout may have been received all the same, and its successor may be on its way while the target still works
 //! on it. That is what the last three headers are for: a target that remembers the highest sequence of each key can refuse what comes too late.
 //!
-//! **Cost.** The URL of a target is read once, not for each message. A request has one allocation for its body and all values that differ between calls. Nothing is cloned for the sake of
+//! **Cost.** The URL of a target is read once, not for each message, as long as there are not too many of them. The body of a request and the values that differ between calls share
+//! an allocation. Nothing is cloned for the sake of
 //! a retry: retries belong to the lane, and a client that repeats a POST on its own would send messages twice. (What could not begin to be written, because an idle connection
 //! had been closed, does go over another one.)
 
@@ -220,6 +221,9 @@ impl HttpMediator {
         let message = call.message;
         let mut slate = Slate::for_call(call);
         let body = match &message.payload {
+            Some(payload) if payload.get().len() > SLATE_BYTES_MAX => {
+                Bytes::copy_from_slice(payload.get().as_bytes())
+            }
             Some(payload) => slate.write(payload.get()),
             None => slate.write(serde_json::json!({ "messageId": message.id })),
         };
@@ -333,9 +337,13 @@ impl Inner {
 /// What differs between calls, the body and some headers, written into one piece of memory and cut up.
 struct Slate(BytesMut);
 
+/// A longer body has memory of its own: HTTP/2 remembers headers for a while, and all of the piece that they are cut from.
+const SLATE_BYTES_MAX: usize = 2_048;
+
 impl Slate {
     fn for_call(call: Call<'_>) -> Self {
         let payload = call.message.payload.as_ref().map_or(0, |payload| payload.get().len());
+        let payload = if payload > SLATE_BYTES_MAX { 0 } else { payload };
         // The numbers, a trace and an encoded character or two.
         Slate(BytesMut::with_capacity(payload + call.key.len() + call.message.id.len() + 192))
     }

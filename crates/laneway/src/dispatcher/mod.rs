@@ -39,6 +39,10 @@ use crate::{
 /// are alike, 16 and 65,536 are slower; with 32 lanes and two workers 1,024 are 6 % faster than 256.
 const ADMIT_AT_ONCE: usize = 1_024;
 
+/// How often a submitter that finds the dispatcher full, and had to wait for no more than a moment the last time, offers its core to others before it sleeps. Where there are
+/// more threads than cores, that is when a worker goes on; otherwise it costs some 20 µs. Measured: a tenth more messages than without, and 300 are no better.
+const OFFERS_BEFORE_WAIT: u32 = 64;
+
 /// The bounds of one dispatcher and what happens at each.
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
@@ -477,6 +481,17 @@ impl<K, M> Dispatcher<K, M> {
         self.released.load(Ordering::Acquire)
     }
 
+    /// Offers the core to others, for a submitter that found it full, until an eighth of it has come free. Says whether that has.
+    pub(crate) fn has_room_soon(&self) -> bool {
+        let enough = self.released() + self.limits.capacity.div_ceil(8);
+        // For loom it would be one more way to the same place.
+        !cfg!(loom)
+            && (0..OFFERS_BEFORE_WAIT).any(|_| {
+                std::thread::yield_now();
+                self.released() >= enough
+            })
+    }
+
     /// Messages that are here, about.
     pub(crate) fn load(&self) -> u64 {
         let accepted = self.hints().accepted.load(Ordering::Relaxed);
@@ -876,8 +891,8 @@ mod tests {
         }
     }
 
-    /// What a stream passes by of a key that has a lane goes there. If that were more than a turn takes from it, a hot lane would grow until it
-    /// had all places of the dispatcher.
+    /// What a stream passes by of a key that has a lane goes there. If that were more than a turn takes from it, a hot lane, though of less than half of all messages, would
+    /// grow until it had all places of the dispatcher.
     #[test]
     fn a_hot_lane_beside_streams_shrinks() {
         let mut streamer = Streamer::new(128);

@@ -11,7 +11,7 @@
 //!   dispatcher: a change that moves lanes bars streams and waits for the one that is out.
 //! - A message that fails becomes the head of the lane of its key, as if it had been claimed from there. What the stream had not run goes to the front of the
 //!   lanes of its keys.
-//! - A hot key gives way after `batch_max` messages here as elsewhere. A stream is twice as long, and [`Heat`] counts the messages of each key in
+//! - A hot key gives way after `batch_max` messages here as elsewhere. A stream is twice as long, unless lanes wait, and [`Heat`] counts the messages of each key in
 //!   it (of each 1,024th part of all keys); when one has had its share, the rest of it goes to its lane, and the stream goes on with the others. After a
 //!   stream the lanes have a turn.
 
@@ -42,7 +42,8 @@ impl Heat {
     /// A stream begins, with so many messages to choose from. Says how long it may be: no longer than the turn of a lane where one is
     /// ready, since each message of its key that the stream passes goes there, and it would grow faster than its turns.
     pub(super) fn begin(&mut self, messages: usize, lanes_wait: bool) -> usize {
-        self.watching = messages > usize::from(self.share);
+        // So few that nobody can have more than a share of them need no counting.
+        self.watching = messages > usize::from(self.share) && !lanes_wait;
         if self.watching {
             self.counts.clear();
             self.counts.resize(PLACES, 0);

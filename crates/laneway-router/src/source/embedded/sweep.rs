@@ -6,7 +6,7 @@
 //! file reads the notes first.
 //!
 //! ```text
-//!  settled ──► a note, in the commit that was answered ──► at `DUE` of them, the lowest `PART` are removed, and the notes are written anew
+//!  settled ──► a note, in the commit that was answered ──► when enough wait, the lowest are removed, and the notes are written anew
 //! ```
 //!
 //! The lowest sequences go first, because nothing around them is likely to be settled later: a page is written once or twice in all.
@@ -21,22 +21,22 @@ pub(super) const MANY: usize = 32;
 /// So many rows wait to be removed before the first are. A hot group lags behind the others, by tens of thousands of messages in a long backlog, and
 /// its rows are on every page: the more wait, the more of the lowest are whole pages. Their numbers are half a megabyte at most. Measured: a delivery from a backlog of Zipf groups
 /// costs a tenth less than with a quarter of it, and no less with twice as many.
-const DUE: usize = 64 * 1024;
+const DUE: std::ops::RangeInclusive<usize> = 256..=64 * 1024;
 
 /// And no more of them than have so many bytes of text, about: they take room in the file.
 const DUE_BYTES: usize = 64 * 1024 * 1024;
 
-/// What a message is taken to have until some have been seen.
+/// What a message is taken to have until some have been published.
 const TEXT_BYTES: usize = 4 * 1024;
 
-/// So many are removed in one transaction; it bounds how long others wait for it: a few milliseconds. What is left is noted anew each time, so they are not few, either.
-const PART: usize = 4 * 1024;
+/// This part of them is removed in one transaction; it bounds how long others wait for it: a few milliseconds. What is left is noted anew each time, so it is not small, either.
+const PART: usize = 16;
 
 /// What is noted and not removed.
 #[derive(Debug)]
 pub(super) struct Sweep {
     noted: Vec<Sequence>,
-    /// Bytes of a message's text, averaged over the last few hundred.
+    /// Bytes of a message's text, averaged over the last few hundred that were published.
     text_bytes: usize,
     /// Rows that could not be removed. They stay noted; the next opening tries again.
     stuck: Vec<Sequence>,
@@ -54,7 +54,7 @@ impl Sweep {
     }
 
     fn due(&self) -> usize {
-        (DUE_BYTES / self.text_bytes.max(1)).clamp(PART, DUE)
+        (DUE_BYTES / self.text_bytes.max(1)).clamp(*DUE.start(), *DUE.end())
     }
 
     /// These were noted.
@@ -72,7 +72,7 @@ impl Sweep {
         if self.noted.is_empty() || (!all && self.noted.len() < self.due()) {
             return None;
         }
-        let count = if all { self.noted.len() } else { PART };
+        let count = if all { self.noted.len() } else { self.due() / PART };
         if count < self.noted.len() {
             self.noted.select_nth_unstable(count);
         }
@@ -156,30 +156,31 @@ mod tests {
     fn the_lowest_go_first_and_what_cannot_be_removed_stays_noted() {
         let mut sweep = Sweep::new(Vec::new());
         (0..1_000).for_each(|_| sweep.published(300));
-        sweep.add((0..DUE as u64 - 1).rev().collect());
+        let (due, part) = (65_536, 4_096);
+        sweep.add((0..due - 1).rev().collect());
         assert_eq!(sweep.next(false), None);
         sweep.add(vec![1_000_000]);
-        let mut part = sweep.next(false).expect("enough have come together");
-        part.sort_unstable();
-        assert_eq!(part, (0..PART as u64).collect::<Vec<_>>());
+        let mut removed = sweep.next(false).expect("enough have come together");
+        removed.sort_unstable();
+        assert_eq!(removed, (0..part).collect::<Vec<_>>());
         assert_eq!(sweep.next(false), None);
         sweep.failed(vec![7]);
         let mut rest = sweep.rest();
         rest.sort_unstable();
-        let expected = std::iter::once(7).chain(PART as u64..DUE as u64 - 1).chain([1_000_000]);
+        let expected = std::iter::once(7).chain(part..due - 1).chain([1_000_000]);
         assert_eq!(rest, expected.collect::<Vec<_>>());
-        assert_eq!(sweep.next(true).map(|all| all.len()), Some(DUE - PART));
+        assert_eq!(sweep.next(true).map(|all| all.len() as u64), Some(due - part));
         assert_eq!(sweep.next(true), None, "what is stuck is not tried again");
     }
 
     #[test]
     fn long_messages_go_before_they_fill_the_disk() {
         let mut sweep = Sweep::new(Vec::new());
-        (0..1_000).for_each(|_| sweep.published(256 * 1024));
-        sweep.add((0..PART as u64 - 1).collect());
-        assert_eq!(sweep.next(false), None, "a few are not worth a transaction");
-        sweep.add(vec![1_000_000]);
-        assert_eq!(sweep.next(false).map(|part| part.len()), Some(PART));
+        (0..2_000).for_each(|_| sweep.published(256 * 1024));
+        sweep.add((0..255).collect());
+        assert_eq!(sweep.next(false), None);
+        sweep.add((255..260).collect());
+        assert_eq!(sweep.next(false).map(|part| part.len()), Some(16), "64 MiB wait");
     }
 
     proptest! {
