@@ -50,6 +50,9 @@ const CURRENT: std::ops::Range<usize> = 8..TOGETHER / 2;
 /// So many settlements are worth another batch while one is under way, or any, so long after it was sent: what is under way may be slow.
 const WORTH_ANOTHER: (usize, Duration) = (128, Duration::from_millis(1));
 
+/// Timers are as coarse as this.
+const TIMER: Duration = Duration::from_millis(1);
+
 /// How long after a source failed it is tried again, at first and at the longest.
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
@@ -454,8 +457,8 @@ impl Drop for Held {
 /// Sends settlements to the source, many at a time, until nobody can make any more. A source that answers late but takes more meanwhile is sent the
 /// next batch before it has answered to the last.
 ///
-/// It listens only when it would send what comes at once. While settlements gather, or one batch is under way and no other is due, they stay in the
-/// queue: to be woken for each of them costs more than a settlement does.
+/// It listens only when it would send what comes at once, or soon: what comes is a better clock than a timer for the last millisecond. While settlements gather, or one batch is
+/// under way and no other is due, they stay in the queue: to be woken for each of them costs more than a settlement does.
 async fn settle_all(
     ledger: std::sync::Weak<Ledger>,
     source: Arc<dyn Source>,
@@ -478,6 +481,7 @@ async fn settle_all(
         // Asked each time: a source that is not open yet does not know.
         let has_room = sending.is_empty() || sending.len() < source.settles_at_once();
         let may_send = has_room && now >= due;
+        let listens = has_room && !is_over && now + TIMER >= due && waiting.len() < TOGETHER;
         if may_send {
             while waiting.len() < TOGETHER
                 && let Ok(more) = queue.try_recv()
@@ -527,7 +531,7 @@ async fn settle_all(
                     }
                 }
             },
-            count = queue.recv_many(&mut arrived, TOGETHER), if may_send && !is_over => {
+            count = queue.recv_many(&mut arrived, TOGETHER), if listens => {
                 is_over = count == 0;
                 waiting.extend(arrived.drain(..));
             }
