@@ -641,7 +641,9 @@ async fn http2_without_asking_where_it_is_known() {
     let address = listener.local_addr().unwrap();
     let connections = Arc::new(AtomicUsize::new(0));
     let counter = connections.clone();
-    let listener = listener.tap_io(move |_| drop(counter.fetch_add(1, SeqCst)));
+    let listener = listener.tap_io(move |_| {
+        counter.fetch_add(1, SeqCst);
+    });
     let router = Router::new().route("/", post(version_of));
     tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
     let settings = HttpSettings {

@@ -401,12 +401,12 @@ impl Exchange<'_> {
     /// The body up to the limit, and whether there was more. The connection is kept for others if the answer was read to its end.
     pub(super) async fn body(mut self, bytes_max: usize) -> Result<(Bytes, bool), hyper::Error> {
         let (body, cut) = self.read(bytes_max).await?;
-        // One that has copied a long body would keep its memory.
-        let is_fit = |link: &Box<Link>| !cut && !(self.is_long && link.copies);
-        if let Some(mut link) = self.link.take().filter(is_fit)
-            && link.is_free()
-        {
-            self.home.keep(self.origin, link);
+        if let Some(mut link) = self.link.take() {
+            // One that has copied a long body would keep its memory.
+            let is_bloated = self.is_long && link.copies;
+            if !cut && !is_bloated && link.is_free() {
+                self.home.keep(self.origin, link);
+            }
         }
         Ok((body, cut))
     }
