@@ -2,7 +2,7 @@
 //!
 //! A connection of **HTTP/1.1** has one request at a time, and the task that makes the request drives it: it writes, reads and parses in the same
 //! poll in which the answer is taken up. Where every connection has a task of its own, as in most clients, each request goes there and back between
-//! two tasks, which cost about a tenth of a delivery. An idle connection is driven by nobody. Whether its target has closed it is
+//! two tasks, often on two threads, and wakes each of them. An idle connection is driven by nobody. Whether its target has closed it is
 //! seen when it is next taken, before anything is written to it. A request that finds no idle one makes one, and does not look again for what has come free meanwhile.
 //!
 //! A connection of **HTTP/2** has many requests at a time, so it has a task, and the requests to its host share it. (Those that come before the first answer of a
