@@ -15,7 +15,7 @@ use crate::{
     error::Refusal,
     message::{Arrivals, Item, Kind, Message},
     sync::{AtomicU64, AtomicUsize, Condvar, Mutex, Padded, lock, wait_for},
-    worker::Sleeper,
+    worker::{Sleeper, Sleepers},
 };
 
 /// What happens when a message meets a full bound.
@@ -194,8 +194,8 @@ impl<K, M> Default for BatchReport<K, M> {
 pub(crate) struct Ingress<K, M> {
     /// In the order of acceptance.
     pub(crate) buffer: Arrivals<K, M>,
-    /// Idle workers. The last one in is woken first: its memory is warm.
-    pub(crate) sleepers: Vec<Sleeper>,
+    /// Idle workers.
+    pub(crate) sleepers: Sleepers,
     /// How many were ever accepted here.
     pub(crate) accepted: u64,
     /// What `released` was when it was last looked at: it only grows, so an old value is on the safe side, and the cache line of
@@ -215,7 +215,7 @@ impl<K, M> Ingress<K, M> {
     pub(crate) fn new(epoch: u64) -> Self {
         Ingress {
             buffer: Arrivals::new(),
-            sleepers: Vec::new(),
+            sleepers: Sleepers::new(),
             accepted: 0,
             released_seen: 0,
             until_timed: 0,

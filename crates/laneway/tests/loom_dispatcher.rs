@@ -178,6 +178,26 @@ fn two_workers_take_two_keys_at_once_and_each_in_order() {
     });
 }
 
+/// The same where messages are known to be quick: who comes while a worker is on its way wakes nobody, and that worker has to see to it.
+#[test]
+fn whoever_arrives_wakes_the_next_for_what_came_meanwhile() {
+    check(|| {
+        let (witness, meeting) = (Witness::new(), Meeting::new());
+        let mut model = Model::new(engine(&witness, Topology::pool(2)));
+        model.quick = true;
+        let workers = [0, 1].map(|seat| {
+            let meeting = meeting.clone();
+            hire(&model, seat, &witness, move |key| meeting.attend(key))
+        });
+        accept(&model, (A, 1));
+        // Who asks admits what is there: the first worker finds a lane and has no reason to look for more.
+        model.handle.explain(&A);
+        accept(&model, (B, 1));
+        drain(&model, workers);
+        assert_eq!(witness.handled().len(), 2);
+    });
+}
+
 /// The same from one batch, which wakes one worker only: that has to wake the other.
 #[test]
 fn whoever_leaves_a_ready_lane_behind_wakes_somebody_for_it() {

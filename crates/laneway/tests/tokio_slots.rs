@@ -11,8 +11,8 @@ use std::{
     collections::HashMap,
     future::pending,
     sync::{
-        Arc, Mutex,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
@@ -127,6 +127,59 @@ fn a_runtime_with_one_thread_is_enough() {
         assert_eq!((report.account.done, report.still_running, report.returned.len()), (1_000, 0, 0));
     });
     witness.verify((0..20).map(|key| (key, 50)));
+}
+
+/// A slot that always finds more would otherwise keep its thread for ever.
+#[test]
+fn a_handler_that_never_waits_leaves_its_thread_to_others_now_and_then() {
+    let runtime = RuntimeBuilder::new_multi_thread().worker_threads(1).enable_time().build().unwrap();
+    let (enough, again) = (Arc::new(AtomicBool::new(false)), Arc::new(OnceLock::<Handle<u64, u64>>::new()));
+    let (enough_too, again_too) = (enough.clone(), again.clone());
+    let engine = slots(&runtime, 2)
+        .handle_async(move |delivery: Delivery<u64, u64>| {
+            if !enough_too.load(Relaxed) {
+                let again = again_too.get().expect("set before the first message").try_submit((1, *delivery));
+                assert_eq!(again.unwrap(), Admission::Accepted);
+            }
+            std::future::ready(())
+        })
+        .build()
+        .unwrap();
+    again.set(engine.handle()).unwrap();
+    engine.submit((1, 1)).unwrap();
+    eventually("the first messages have been handled", || engine.snapshot().account.done > 1_000);
+    runtime.spawn(async move { enough.store(true, Relaxed) });
+    assert!(engine.wait_quiet(DEADLINE), "nobody else came to the thread");
+}
+
+/// To wake a slot costs more than to handle a message that takes no time.
+#[test]
+fn a_burst_of_quick_messages_wakes_few_slots() {
+    const SLOTS: usize = 64;
+    const BURSTS: u64 = 50;
+    let runtime = RuntimeBuilder::new_multi_thread().worker_threads(1).enable_time().build().unwrap();
+    let engine =
+        slots(&runtime, SLOTS).handle_async(|_: Delivery<u64, u64>| std::future::ready(())).build().unwrap();
+    let burst = |number: u64| {
+        let handle = engine.handle();
+        // On the only thread: no slot runs before the last is submitted.
+        runtime.block_on(runtime.spawn(async move {
+            (0..1_000).for_each(|key| assert!(handle.try_submit((key, number)).is_ok()));
+        }))
+    };
+    let wake_ups = || engine.snapshot().dispatchers[0].wake_ups;
+    // Until all slots know that messages are quick.
+    for number in 0..BURSTS {
+        burst(number).unwrap();
+        assert!(engine.wait_quiet(DEADLINE));
+    }
+    let before = wake_ups();
+    for number in 0..BURSTS {
+        burst(number).unwrap();
+        assert!(engine.wait_quiet(DEADLINE));
+    }
+    let each = (wake_ups() - before) / BURSTS;
+    assert!(each <= SLOTS as u64 / 2, "{each} of {SLOTS} slots were woken for each burst");
 }
 
 #[test]

@@ -25,7 +25,7 @@ impl<K, M> Dispatcher<K, M> {
     pub(crate) fn receive(&self, parcel: Parcel<K, M>, clock: &Clock) {
         let mut locked = self.lock_for_change();
         locked.receive(parcel, clock);
-        let sleeper = locked.ingress.sleepers.pop();
+        let sleeper = locked.ingress.sleepers.take();
         drop(locked);
         if let Some(sleeper) = sleeper {
             sleeper.wake();

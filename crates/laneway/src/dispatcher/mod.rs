@@ -8,8 +8,9 @@
 //!
 //! 1. The lanes lock is taken before the ingress lock. Neither is held while user code runs.
 //! 2. A worker registers as a sleeper while it holds both locks and has seen neither a lane that could run nor a message in ingress.
-//! 3. Whoever pushes into ingress takes a sleeper off the list, if there is one, under the same lock, and wakes it afterwards.
-//! 4. Whoever takes a lane and leaves another one ready wakes a sleeper, if there is one. `sleepers_hint` is raised under the lanes
+//! 3. Whoever pushes into ingress takes a sleeper off the list, if there is one, under the same lock, and wakes it afterwards; not while
+//!    another one is on its way and messages are quick (`worker/sleeper.rs`).
+//! 4. Whoever takes a lane and leaves work behind, ingress included, wakes a sleeper by the same rule. `sleepers_hint` is raised under the lanes
 //!    lock and lowered only by somebody who has looked, so it never says "none" when there is one.
 //! 5. While there are timers and sleepers, one of the sleepers keeps the time: it sleeps until the earliest is due. Whoever takes that office
 //!    away (by claiming work as the timekeeper, or by setting an earlier timer) wakes a sleeper to see to it.
@@ -265,7 +266,7 @@ impl<K, M> Dispatcher<K, M> {
             };
         }
         self.push(&mut ingress, arrival, clock);
-        let wake = ingress.sleepers.pop();
+        let wake = ingress.sleepers.take();
         Offer::Accepted { wake, evicted: None }
     }
 
@@ -283,7 +284,7 @@ impl<K, M> Dispatcher<K, M> {
             return Err(arrival);
         }
         self.push(&mut ingress, arrival, clock);
-        Ok(ingress.sleepers.pop())
+        Ok(ingress.sleepers.take())
     }
 
     /// Offers messages in order until one is not taken; gives back how many were, and why no more. Those are removed from the front.
@@ -301,7 +302,7 @@ impl<K, M> Dispatcher<K, M> {
             return (0, None);
         }
         let taken = self.push_many(&mut ingress, arrivals, clock);
-        let wake = if taken > 0 { ingress.sleepers.pop() } else { None };
+        let wake = if taken > 0 { ingress.sleepers.take() } else { None };
         (taken, wake)
     }
 
@@ -423,7 +424,7 @@ impl<K, M> Dispatcher<K, M> {
         }
         self.accept(&mut ingress, &mut arrival, clock);
         inner.lanes.admit(arrival);
-        Offer::Accepted { wake: ingress.sleepers.pop(), evicted }
+        Offer::Accepted { wake: ingress.sleepers.take(), evicted }
     }
 
     /// The first bound that this message would break.
@@ -624,8 +625,8 @@ impl<K, M> Dispatcher<K, M> {
         }
         let now = if inner.lanes.keeps_time() || wants.slow { clock.now() } else { wants.now };
         let claimed = hand.fill(&mut inner.lanes, wants, now);
-        if claimed && (inner.lanes.has_ready() || !inner.inbox.is_empty()) {
-            wakes.add(self.take_sleeper(inner));
+        if claimed && inner.sleepers_hint > 0 && self.has_more(inner) {
+            wakes.add(self.take_next_sleeper(inner, !wants.slow));
         }
         let unattended = inner.is_unattended();
         if !claimed {
@@ -699,20 +700,40 @@ impl<K, M> Dispatcher<K, M> {
         true
     }
 
-    /// Takes a sleeper off the list, if there is one.
+    /// Whether there is work for one more worker, as far as the one that asks can know: what was pushed while it was on its way woke nobody else.
+    fn has_more(&self, inner: &Inner<K, M>) -> bool {
+        inner.lanes.has_ready() || !inner.inbox.is_empty() || self.looks_busy()
+    }
+
+    /// Takes a sleeper off the list, if there is one and nobody is on its way already.
     fn take_sleeper(&self, inner: &mut Inner<K, M>) -> Option<Sleeper> {
         if inner.sleepers_hint == 0 {
             return None;
         }
         let mut ingress = self.ingress();
-        let sleeper = ingress.sleepers.pop();
+        let sleeper = ingress.sleepers.take();
         inner.sleepers_hint = ingress.sleepers.len();
         sleeper
     }
 
-    /// Registers a worker that found nothing, after one more look under both locks (rule 2). `quiet` is called if nothing will
+    /// The same, for a worker that knows whether messages are quick.
+    fn take_next_sleeper(&self, inner: &mut Inner<K, M>, quick: bool) -> Option<Sleeper> {
+        let mut ingress = self.ingress();
+        ingress.sleepers.wake_one_by_one(quick);
+        let sleeper = ingress.sleepers.take();
+        inner.sleepers_hint = ingress.sleepers.len();
+        sleeper
+    }
+
+    /// Registers a worker that found nothing, after one more look under both locks (rule 2); `quick` is what it knows of messages. `quiet` is called if nothing will
     /// happen here any more without somebody's doing.
-    pub(crate) fn fall_asleep(&self, sleeper: &Sleeper, clock: &Clock, quiet: &dyn Fn()) -> Asleep {
+    pub(crate) fn fall_asleep(
+        &self,
+        sleeper: &Sleeper,
+        quick: bool,
+        clock: &Clock,
+        quiet: &dyn Fn(),
+    ) -> Asleep {
         let mut guard = lock(&self.inner);
         let inner = &mut *guard;
         let mut ingress = self.ingress();
@@ -723,7 +744,8 @@ impl<K, M> Dispatcher<K, M> {
         if inner.stopped || claimable || due.is_some_and(|due| due <= clock.now()) {
             return Asleep::Not;
         }
-        ingress.sleepers.push(sleeper.clone());
+        ingress.sleepers.lie_down(sleeper.clone());
+        ingress.sleepers.wake_one_by_one(quick);
         inner.counted.parks += 1;
         inner.sleepers_hint = ingress.sleepers.len();
         let mut until = None;
@@ -754,12 +776,9 @@ impl<K, M> Dispatcher<K, M> {
         }
         inner.counted.wake_ups += u64::from(lay_here);
         let mut ingress = self.ingress();
-        let place = ingress.sleepers.iter().rposition(|other| other.is(sleeper));
-        if let Some(place) = place {
-            ingress.sleepers.remove(place);
-        }
+        let was_woken = !ingress.sleepers.rise(sleeper);
         inner.sleepers_hint = ingress.sleepers.len();
-        place.is_none() || kept_time
+        was_woken || kept_time
     }
 
     /// Hands on what a worker left to be seen to here, because it found work elsewhere first.
@@ -774,7 +793,7 @@ impl<K, M> Dispatcher<K, M> {
 
     /// Wakes everyone who sleeps here: something has changed that all must see.
     pub(crate) fn wake_all(&self) {
-        let sleepers = std::mem::take(&mut self.ingress().sleepers);
+        let sleepers = self.ingress().sleepers.take_all();
         sleepers.into_iter().for_each(|sleeper| sleeper.wake());
     }
 }

@@ -8,6 +8,7 @@
 //! It lies down at one after the other. If it finds work at the third, it gets up from the first two again. Somebody may have taken
 //! it off their lists meanwhile to wake it, or it may have kept the time there; whichever it was, it is handed on when the worker takes work elsewhere.
 
+mod sleeper;
 #[cfg(feature = "tokio")]
 pub(crate) mod slot;
 mod supply;
@@ -15,7 +16,6 @@ pub(crate) mod thread;
 
 use std::{
     cell::Cell,
-    fmt,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -24,14 +24,17 @@ use std::{
 };
 
 use self::supply::Gauge;
-pub(crate) use self::supply::Supply;
+pub(crate) use self::{
+    sleeper::{Sleeper, Sleepers},
+    supply::Supply,
+};
 use crate::{
     dispatcher::{Asleep, Dispatcher, Found},
     engine::Shared,
     handler::{Run, RunTurn, Surroundings},
     lane::{Ending, Hand, Turn, Wants},
     stats::{Tally, WorkerCounters},
-    sync::{Mutex, Thread, lock},
+    sync::{Mutex, lock},
 };
 
 /// What an idle worker does.
@@ -87,66 +90,6 @@ impl Backoff {
         } else {
             self.max
         }
-    }
-}
-
-/// Somebody who can be woken. A wake-up is a token: one that comes before the sleep is not lost.
-#[derive(Clone)]
-pub(crate) struct Sleeper {
-    id: usize,
-    alarm: Alarm,
-}
-
-#[derive(Clone)]
-enum Alarm {
-    Thread(Thread),
-    #[cfg(feature = "tokio")]
-    Slot(Arc<tokio::sync::Notify>),
-    Simulated(Arc<AtomicBool>),
-}
-
-impl Sleeper {
-    pub(crate) fn thread(id: usize, thread: Thread) -> Self {
-        Sleeper { id, alarm: Alarm::Thread(thread) }
-    }
-
-    #[cfg(feature = "tokio")]
-    pub(crate) fn slot(id: usize, notify: Arc<tokio::sync::Notify>) -> Self {
-        Sleeper { id, alarm: Alarm::Slot(notify) }
-    }
-
-    pub(crate) fn simulated(id: usize, woken: Arc<AtomicBool>) -> Self {
-        Sleeper { id, alarm: Alarm::Simulated(woken) }
-    }
-
-    /// For how long, in nanoseconds, a dispatcher keeps the memory that a burst needed after this one has lain down: the next burst may follow at once, and to grow again
-    /// costs more than a message does. Only a thread can come back for that without a timer.
-    pub(crate) fn linger(&self) -> u64 {
-        match &self.alarm {
-            Alarm::Thread(_) => 100_000_000,
-            #[cfg(feature = "tokio")]
-            Alarm::Slot(_) => 0,
-            Alarm::Simulated(_) => 0,
-        }
-    }
-
-    pub(crate) fn is(&self, other: &Sleeper) -> bool {
-        self.id == other.id
-    }
-
-    pub(crate) fn wake(&self) {
-        match &self.alarm {
-            Alarm::Thread(thread) => thread.unpark(),
-            #[cfg(feature = "tokio")]
-            Alarm::Slot(notify) => notify.notify_one(),
-            Alarm::Simulated(woken) => woken.store(true, Ordering::SeqCst),
-        }
-    }
-}
-
-impl fmt::Debug for Sleeper {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Sleeper({})", self.id)
     }
 }
 
@@ -507,8 +450,8 @@ where
     pub(crate) fn lie_down(&mut self) -> Option<Option<u64>> {
         let mut until: Option<u64> = None;
         for place in 0..self.row.len() {
-            let quiet = || self.shared.quiet.made_last();
-            match self.row[place].fall_asleep(&self.sleeper, &self.shared.clock, &quiet) {
+            let (quick, quiet) = (!self.tempo.is_slow(), || self.shared.quiet.made_last());
+            match self.row[place].fall_asleep(&self.sleeper, quick, &self.shared.clock, &quiet) {
                 Asleep::Until(due) => until = until.into_iter().chain(due).min(),
                 Asleep::Not => {
                     self.get_up_from(place);

@@ -135,6 +135,10 @@ where
     }
 }
 
+/// How many turns a slot may run one after the other before it gives way to the other tasks of its thread, if no handler waits for anything: as many steps as tokio gives a task. Fewer
+/// where they are longer, so that it does not take much more than a slice of time.
+const TURNS_PER_POLL: usize = 128;
+
 /// The whole life of a slot.
 async fn work<K, M, F, R>(mut worker: Worker<K, M>, handler: &F, alarm: &Notify)
 where
@@ -162,10 +166,16 @@ where
     R: Future,
     R::Output: Into<Outcome>,
 {
+    let mut turns = 0;
     loop {
         let ending = run(worker, hand, handler).await;
         if !worker.settle(ending) {
             return;
+        }
+        turns = if std::mem::take(&mut hand.waited) { 0 } else { turns + 1 };
+        if turns >= worker.tempo.limit(TURNS_PER_POLL) {
+            tokio::task::yield_now().await;
+            turns = 0;
         }
     }
 }
@@ -186,7 +196,7 @@ where
             let mut carried = Carried { worker: &mut *worker, hand: &mut *hand };
             let delivery = carried.hand.deliver(carried.worker);
             let engine = carried.worker.shared.address();
-            let outcome = handle(handler, delivery, engine).await;
+            let outcome = handle(handler, delivery, engine, &mut carried.hand.waited).await;
             carried.take_back();
             outcome
         };
@@ -198,7 +208,12 @@ where
 }
 
 /// Calls the handler and drives its future, catching what either throws. What threw is dropped here.
-async fn handle<K, M, F, R>(handler: &F, delivery: Delivery<K, M>, engine: usize) -> Result<Outcome, String>
+async fn handle<K, M, F, R>(
+    handler: &F,
+    delivery: Delivery<K, M>,
+    engine: usize,
+    waited: &mut bool,
+) -> Result<Outcome, String>
 where
     F: Fn(Delivery<K, M>) -> R,
     R: Future,
@@ -212,7 +227,10 @@ where
     poll_fn(|context| {
         let _inside = Inside::enter(engine);
         match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
-            Ok(Poll::Pending) => Poll::Pending,
+            Ok(Poll::Pending) => {
+                *waited = true;
+                Poll::Pending
+            }
             Ok(Poll::Ready(outcome)) => Poll::Ready(Ok(outcome.into())),
             Err(panic) => Poll::Ready(Err(panic_text(&*panic))),
         }
@@ -246,6 +264,8 @@ pub(crate) struct HandOver<K, M> {
     note: Option<String>,
     /// Whether the message came back. If not, the user has kept the delivery, and nobody can try it again.
     came_back: bool,
+    /// Whether a handler has waited for something since the slot last looked.
+    waited: bool,
 }
 
 impl<K: Clone, M> HandOver<K, M> {
@@ -256,6 +276,7 @@ impl<K: Clone, M> HandOver<K, M> {
             started: 0,
             note: None,
             came_back: false,
+            waited: false,
         }
     }
 
