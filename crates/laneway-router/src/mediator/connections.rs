@@ -18,7 +18,8 @@ use std::collections::HashMap;
 use std::error::Error;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
@@ -79,16 +80,12 @@ pub(super) struct Connections {
     connector: Timed<HttpsConnector<HttpConnector>>,
     idle_max: usize,
     idle_timeout: Duration,
-    hosts: Mutex<Hosts>,
+    /// All hosts that somebody has an address of, or a connection to.
+    hosts: Mutex<HashMap<Origin, Arc<Host>>>,
     /// For the task that closes what has been idle for too long.
     this: Weak<Connections>,
-}
-
-#[derive(Default)]
-struct Hosts {
-    by_origin: HashMap<Origin, Host>,
     /// Whether that task is at work.
-    swept: bool,
+    swept: AtomicBool,
 }
 
 /// What a connection leads to.
@@ -103,11 +100,13 @@ struct Origin {
 /// Where requests go, made ready once for all of them.
 pub(super) struct Address {
     origin: Origin,
+    /// Found at the first request, not at each: to hash a name costs more than to take a connection.
+    host: OnceLock<Arc<Host>>,
     /// HTTP/2 names the host with the path.
     absolute: Uri,
     /// HTTP/1.1 names the host in a header, and only the path in the first line.
     relative: Uri,
-    host: HeaderValue,
+    header: HeaderValue,
 }
 
 impl Address {
@@ -115,7 +114,7 @@ impl Address {
     pub(super) fn new(absolute: Uri, prior: bool) -> Option<Self> {
         let (scheme, authority) = (absolute.scheme()?.clone(), absolute.authority()?.clone());
         let usual = if scheme == Scheme::HTTPS { 443 } else { 80 };
-        let host = match authority.port_u16().filter(|port| *port != usual) {
+        let header = match authority.port_u16().filter(|port| *port != usual) {
             Some(port) => HeaderValue::try_from(format!("{}:{port}", authority.host())),
             None => HeaderValue::from_str(authority.host()),
         };
@@ -123,15 +122,16 @@ impl Address {
         // One that is empty says that it is `/`, and is written as nothing.
         let path = absolute.path_and_query().filter(|path| path.as_str() != "/");
         parts.path_and_query = Some(path.cloned().unwrap_or(PathAndQuery::from_static("/")));
-        let (relative, host) = (Uri::from_parts(parts).ok()?, host.ok()?);
-        Some(Address { origin: Origin { scheme, authority, prior }, absolute, relative, host })
+        let (relative, header) = (Uri::from_parts(parts).ok()?, header.ok()?);
+        let origin = Origin { scheme, authority, prior };
+        Some(Address { origin, host: OnceLock::new(), absolute, relative, header })
     }
 
     fn write_on(&self, request: &mut Request<Payload>, way: &Way) {
         match way {
             Way::Own(_) => {
                 *request.uri_mut() = self.relative.clone();
-                request.headers_mut().insert(HOST, self.host.clone());
+                request.headers_mut().insert(HOST, self.header.clone());
             }
             Way::Shared(_) => {
                 *request.uri_mut() = self.absolute.clone();
@@ -144,11 +144,16 @@ impl Address {
 /// What is there of a host.
 #[derive(Default)]
 struct Host {
+    kept: Mutex<Kept>,
+    /// Passed one by one by those who want to share a connection that is not there yet.
+    gate: tokio::sync::Mutex<()>,
+}
+
+#[derive(Default)]
+struct Kept {
     /// The one that was used last is the last, and is used first.
     idle: Vec<Idle>,
     shared: Option<Shared>,
-    /// Passed one by one by those who want to share a connection that is not there yet.
-    gate: Arc<tokio::sync::Mutex<()>>,
 }
 
 struct Idle {
@@ -162,6 +167,12 @@ struct Shared {
 }
 
 impl Host {
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Kept {
     fn take(&mut self, now: Instant, idle_timeout: Duration) -> Option<Way> {
         if let Some(shared) = self.shared.as_mut().filter(|shared| !shared.sender.is_closed()) {
             shared.used = now;
@@ -178,7 +189,7 @@ impl Host {
         let is_used =
             |shared: &Shared| !shared.sender.is_closed() && now.duration_since(shared.used) <= idle_timeout;
         self.shared = self.shared.take().filter(is_used);
-        !self.idle.is_empty() || self.shared.is_some() || Arc::strong_count(&self.gate) > 1
+        !self.idle.is_empty() || self.shared.is_some()
     }
 }
 
@@ -232,6 +243,7 @@ impl Connections {
             idle_timeout: keeping.idle_timeout,
             hosts: Mutex::default(),
             this: this.clone(),
+            swept: AtomicBool::new(false),
         })
     }
 
@@ -242,10 +254,12 @@ impl Connections {
         address: &'a Address,
     ) -> Result<Exchange<'a>, Failure> {
         let is_long = request.body().size_hint().lower() > COPIED_BYTES_MAX;
+        let host = address.host.get_or_init(|| self.host(&address.origin));
         loop {
-            let (way, is_new) = match self.take(&address.origin) {
+            let (way, is_new) = match self.take(host) {
                 Some(way) => (way, false),
-                None => self.connect(address, !is_long).await?,
+                // On the heap: it is rare, and every request that is under way would have the room for a handshake.
+                None => Box::pin(self.connect(address, host, !is_long)).await?,
             };
             address.write_on(&mut request, &way);
             let sent = match way {
@@ -259,45 +273,66 @@ impl Connections {
             };
             match sent {
                 Ok((response, link)) => {
-                    return Ok(Exchange { response, link, is_long, origin: &address.origin, home: self });
+                    return Ok(Exchange { response, link, is_long, host, home: self });
                 }
                 Err(error) => request = unsent(error, is_new)?,
             }
         }
     }
 
-    fn hosts(&self) -> MutexGuard<'_, Hosts> {
+    fn hosts(&self) -> MutexGuard<'_, HashMap<Origin, Arc<Host>>> {
         self.hosts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take(&self, origin: &Origin) -> Option<Way> {
-        let mut hosts = self.hosts();
-        hosts.by_origin.get_mut(origin)?.take(Instant::now(), self.idle_timeout)
+    /// What there is of a host, or will be.
+    fn host(&self, origin: &Origin) -> Arc<Host> {
+        self.have_swept();
+        self.hosts().entry(origin.clone()).or_default().clone()
+    }
+
+    /// Sees to it that there is a sweeper.
+    fn have_swept(&self) {
+        // Read first: mostly there is one, and what nobody writes is in every processor's cache.
+        if !self.swept.load(Ordering::Relaxed) && !self.swept.swap(true, Ordering::Relaxed) {
+            tokio::spawn(Sweeper(self.this.clone()).run(self.idle_timeout));
+        }
+    }
+
+    /// Closes what nobody has used for too long, and forgets hosts that nobody has an address of.
+    fn sweep(&self, now: Instant) {
+        let mut old = Vec::new();
+        self.hosts().retain(|_, host| {
+            let is_in_use = host.kept().sweep(now, self.idle_timeout, &mut old);
+            is_in_use || Arc::strong_count(host) > 1
+        });
+        // Closed when nobody waits for a lock: that is a call of the system for each.
+        drop(old);
+    }
+
+    fn take(&self, host: &Host) -> Option<Way> {
+        host.kept().take(Instant::now(), self.idle_timeout)
     }
 
     /// Something to send over, and whether it is new: somebody else may have made one meanwhile.
-    async fn connect(&self, address: &Address, copies: bool) -> Result<(Way, bool), Failure> {
-        let origin = &address.origin;
-        if !origin.prior {
-            return Ok((self.connect_now(address, copies).await?, true));
+    async fn connect(&self, address: &Address, host: &Host, copies: bool) -> Result<(Way, bool), Failure> {
+        if !address.origin.prior {
+            return Ok((self.connect_now(address, host, copies).await?, true));
         }
-        let gate = self.with_host(origin, |host| host.gate.clone());
-        let _gate = gate.lock().await;
-        match self.take(origin) {
+        let _gate = host.gate.lock().await;
+        match self.take(host) {
             Some(way) => Ok((way, false)),
-            None => Ok((self.connect_now(address, copies).await?, true)),
+            None => Ok((self.connect_now(address, host, copies).await?, true)),
         }
     }
 
-    async fn connect_now(&self, address: &Address, copies: bool) -> Result<Way, Failure> {
-        let origin = &address.origin;
+    async fn connect_now(&self, address: &Address, host: &Host, copies: bool) -> Result<Way, Failure> {
         let mut connector = self.connector.clone();
         poll_fn(|context| connector.poll_ready(context)).await.map_err(Failure::Connect)?;
         let stream = connector.call(address.absolute.clone()).await.map_err(Failure::Connect)?;
-        if origin.prior || stream.connected().is_negotiated_h2() {
+        if address.origin.prior || stream.connected().is_negotiated_h2() {
             let sender = speak_http2(stream).await?;
             let shared = Shared { sender: sender.clone(), used: Instant::now() };
-            self.with_host(origin, |host| host.shared = Some(shared));
+            host.kept().shared = Some(shared);
             return Ok(Way::Shared(sender));
         }
         let mut builder = http1::Builder::new();
@@ -306,60 +341,40 @@ impl Connections {
         Ok(Way::Own(Box::new(Link { sender, connection: Some(connection), copies })))
     }
 
-    fn with_host<T>(&self, origin: &Origin, change: impl FnOnce(&mut Host) -> T) -> T {
-        let mut hosts = self.hosts();
-        if !std::mem::replace(&mut hosts.swept, true) {
-            tokio::spawn(Sweeper(self.this.clone()).run(self.idle_timeout));
-        }
-        match hosts.by_origin.get_mut(origin) {
-            Some(host) => change(host),
-            None => change(hosts.by_origin.entry(origin.clone()).or_default()),
-        }
-    }
-
-    fn keep(&self, origin: &Origin, link: Box<Link>) {
+    fn keep(&self, host: &Host, link: Box<Link>) {
+        self.have_swept();
         let since = Instant::now();
-        let surplus = self.with_host(origin, |host| {
-            if host.idle.len() >= self.idle_max {
-                return Some(link);
-            }
-            host.idle.push(Idle { link, since });
+        let mut kept = host.kept();
+        let surplus = if kept.idle.len() >= self.idle_max {
+            Some(link)
+        } else {
+            kept.idle.push(Idle { link, since });
             None
-        });
+        };
+        drop(kept);
         // Outside the lock: to close a connection is a call of the system.
         drop(surplus);
     }
 }
 
-/// Closes what has been idle for too long, until nothing is left.
+/// Closes what has been idle for too long, as long as there is anybody who could connect.
 struct Sweeper(Weak<Connections>);
 
 impl Sweeper {
-    async fn run(mut self, idle_timeout: Duration) {
+    async fn run(self, idle_timeout: Duration) {
         loop {
             tokio::time::sleep((idle_timeout / 2).max(Duration::from_millis(10))).await;
             let Some(connections) = self.0.upgrade() else { return };
-            let now = Instant::now();
-            let mut old = Vec::new();
-            let mut hosts = connections.hosts();
-            hosts.by_origin.retain(|_, host| host.sweep(now, idle_timeout, &mut old));
-            if hosts.by_origin.is_empty() {
-                hosts.swept = false;
-                self.0 = Weak::new();
-                return;
-            }
-            // Closed when nobody waits for the lock: that is a call of the system for each.
-            drop(hosts);
-            drop(old);
+            connections.sweep(Instant::now());
         }
     }
 }
 
-/// One that ends with its runtime, before its work is done, lets another begin.
+/// One that ends with its runtime lets another begin.
 impl Drop for Sweeper {
     fn drop(&mut self) {
         if let Some(connections) = self.0.upgrade() {
-            connections.hosts().swept = false;
+            connections.swept.store(false, Ordering::Relaxed);
         }
     }
 }
@@ -388,7 +403,7 @@ pub(super) struct Exchange<'a> {
     /// Of HTTP/1.1.
     link: Option<Box<Link>>,
     is_long: bool,
-    origin: &'a Origin,
+    host: &'a Host,
     home: &'a Connections,
 }
 
@@ -405,7 +420,7 @@ impl Exchange<'_> {
             // One that has copied a long body would keep its memory.
             let is_bloated = self.is_long && link.copies;
             if !cut && !is_bloated && link.is_free() {
-                self.home.keep(self.origin, link);
+                self.home.keep(self.host, link);
             }
         }
         Ok((body, cut))

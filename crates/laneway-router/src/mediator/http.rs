@@ -135,6 +135,9 @@ struct Target {
     address: Address,
 }
 
+/// Few, so that nobody gains much by choosing names that meet.
+type Targets = HashMap<String, Arc<Target>, foldhash::fast::RandomState>;
+
 /// The mediator for `HTTP`. Clones share connections, breakers and counters.
 #[derive(Clone)]
 pub struct HttpMediator {
@@ -147,7 +150,7 @@ struct Inner {
     settings: HttpSettings,
     connections: Arc<Connections>,
     /// By its text, each target that was called lately and may be.
-    targets: Mutex<HashMap<String, Arc<Target>>>,
+    targets: Mutex<Targets>,
     breakers: Breakers,
     metrics: Metrics,
 }
@@ -300,7 +303,7 @@ impl Inner {
         Ok(target)
     }
 
-    fn targets(&self) -> MutexGuard<'_, HashMap<String, Arc<Target>>> {
+    fn targets(&self) -> MutexGuard<'_, Targets> {
         self.targets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -459,4 +462,22 @@ fn innermost(error: &(dyn Error + 'static)) -> String {
 
 fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     std::iter::successors(Some(error), |error| (*error).source())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::Message;
+
+    /// As many of them are under way as pools have slots.
+    #[test]
+    fn a_call_under_way_takes_little_memory() {
+        let mediator = HttpMediator::new(HttpSettings::default(), Signer::default());
+        let message =
+            Message::parse(br#"{"id": "m", "poolCode": "p", "mediationTarget": "http://localhost/"}"#);
+        let message = message.unwrap();
+        let call = Call { message: &message, key: "", sequence: 1, attempt: 1, traceparent: None };
+        let bytes = size_of_val(&mediator.mediate(call));
+        assert!(bytes <= 2_560, "{bytes} bytes");
+    }
 }
