@@ -12,7 +12,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use axum::extract::State;
 use axum::http::StatusCode;
+use bytes::Bytes;
 use hdrhistogram::Histogram;
+use http_body_util::{BodyExt, Full};
+use hyper::header::CONTENT_TYPE;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
 use laneway_router::config::{Config, Layering};
 use laneway_router::mediator::{HttpMediator, HttpSettings, Mediator, Mediators, Signer, Simulated};
 use laneway_router::pool::PoolSettings;
@@ -32,8 +38,15 @@ pub(super) const LIMIT: Duration = Duration::from_secs(300);
 /// How many groups `deliver` and `latency` have.
 const GROUPS: usize = 10_000;
 
+/// How many messages `deliver` has, unless somebody says otherwise.
+const DELIVERIES: u64 = 100_000;
+
 pub(super) fn run(spec: &Spec) -> Result<Outcome> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    if spec.contender.ends_with("one-thread") {
+        builder.worker_threads(1);
+    }
+    let runtime = builder.enable_all().build()?;
     runtime.block_on(async {
         let run = async {
             #[cfg(feature = "brokers")]
@@ -42,6 +55,7 @@ pub(super) fn run(spec: &Spec) -> Result<Outcome> {
             }
             match spec.workload.as_str() {
                 "publish" => publish(spec).await,
+                "deliver" if spec.contender.starts_with("plain") => post(spec).await,
                 "deliver" => deliver(spec).await,
                 "latency" => latency(spec).await,
                 "backlog" => backlog(spec).await,
@@ -154,10 +168,15 @@ impl Zipf {
 }
 
 fn http_message(number: u64, group: usize, position: u64, target: &str, sent_ns: u64) -> Publication {
+    let payload = payload(group, position, sent_ns);
     let text = format!(
-        r#"{{"id":"m-{number}","poolCode":"DEFAULT-POOL","mediationType":"HTTP","mediationTarget":"{target}","messageGroupId":"group-{group}","payload":{{"group":{group},"position":{position},"sentNs":{sent_ns}}}}}"#
+        r#"{{"id":"m-{number}","poolCode":"DEFAULT-POOL","mediationType":"HTTP","mediationTarget":"{target}","messageGroupId":"group-{group}","payload":{payload}}}"#
     );
     Publication::new(text).group(format!("group-{group}"))
+}
+
+fn payload(group: usize, position: u64, sent_ns: u64) -> String {
+    format!(r#"{{"group":{group},"position":{position},"sentNs":{sent_ns}}}"#)
 }
 
 /// The target, in a process of its own, so that its work is not taken for the router's.
@@ -337,25 +356,27 @@ async fn publish(spec: &Spec) -> Result<Outcome> {
     Ok(outcome)
 }
 
+/// The messages of `deliver`: the group of each, and its position in that.
+fn backlog_of(messages: u64) -> impl Iterator<Item = (usize, u64)> {
+    let (mut zipf, mut positions) = (Zipf::new(GROUPS), vec![0u64; GROUPS]);
+    (0..messages).map(move |_| {
+        let group = zipf.next();
+        positions[group] += 1;
+        (group, positions[group] - 1)
+    })
+}
+
 /// A backlog of ordered groups to an HTTP target.
 async fn deliver(spec: &Spec) -> Result<Outcome> {
     let bench = Bench::open()?;
     let target = Target::start()?;
     let url = target.url();
-    let messages = spec.messages.unwrap_or(100_000);
-    let (mut zipf, mut positions) = (Zipf::new(GROUPS), vec![0u64; GROUPS]);
-    let mut made = 0;
-    while made < messages {
-        let count = (messages - made).min(1_000);
-        let batch = (0..count)
-            .map(|number| {
-                let group = zipf.next();
-                positions[group] += 1;
-                http_message(made + number, group, positions[group] - 1, &url, 0)
-            })
-            .collect();
+    let messages = spec.messages.unwrap_or(DELIVERIES);
+    let mut backlog = (0u64..).zip(backlog_of(messages)).peekable();
+    while backlog.peek().is_some() {
+        let message = |(number, (group, position))| http_message(number, group, position, &url, 0);
+        let batch = backlog.by_ref().take(1_000).map(message).collect();
         bench.queue.publish_many(batch, None).await.map_err(|error| anyhow::anyhow!("{error}"))?;
-        made += count;
     }
     let clock = Clock::start();
     let router = bench.route(pool(spec.pool), mediators())?;
@@ -368,6 +389,43 @@ async fn deliver(spec: &Spec) -> Result<Outcome> {
     outcome.set("messages_per_second", messages as f64 / seconds);
     judge(&target, messages, &mut outcome)?;
     Ok(outcome)
+}
+
+/// The same payloads by a plain client that keeps its connections, without a queue, a retry or anything that could be asked about it: as many tasks as a pool has slots, each
+/// with groups of its own, which it posts one after the other.
+async fn post(spec: &Spec) -> Result<Outcome> {
+    let target = Target::start()?;
+    let uri: hyper::Uri = target.url().parse()?;
+    let messages = spec.messages.unwrap_or(DELIVERIES);
+    let mut work: Vec<Vec<Bytes>> = vec![Vec::new(); spec.pool];
+    for (group, position) in backlog_of(messages) {
+        work[group % spec.pool].push(payload(group, position, 0).into());
+    }
+    let client = Client::builder(TokioExecutor::new()).build_http::<Full<Bytes>>();
+    let clock = Clock::start();
+    let tasks: Vec<_> =
+        work.into_iter().map(|bodies| tokio::spawn(post_all(client.clone(), uri.clone(), bodies))).collect();
+    for task in tasks {
+        task.await??;
+    }
+    let mut outcome = Outcome::default();
+    clock.stop(messages, &mut outcome);
+    judge(&target, messages, &mut outcome)?;
+    Ok(outcome)
+}
+
+async fn post_all(
+    client: Client<HttpConnector, Full<Bytes>>,
+    uri: hyper::Uri,
+    bodies: Vec<Bytes>,
+) -> Result<()> {
+    for body in bodies {
+        let request = hyper::Request::post(uri.clone()).header(CONTENT_TYPE, "application/json");
+        let response = client.request(request.body(Full::new(body))?).await?;
+        ensure!(response.status().is_success(), "the target answered {}", response.status());
+        response.into_body().collect().await?;
+    }
+    Ok(())
 }
 
 /// How long the dashboard is open, or closed, before it is the other's turn: as long as from one look of the history to the next, so that every turn has one of them.
@@ -703,7 +761,7 @@ async fn wait_succeeded(router: &Router, messages: u64) -> Result<()> {
             return Ok(());
         }
         ensure!(Instant::now() < deadline, "{done} of {messages} were delivered");
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
