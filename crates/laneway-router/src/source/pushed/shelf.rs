@@ -21,8 +21,8 @@ use tokio::time::Instant;
 
 use crate::source::{Delivery, DeliveryId, Receipt, Settled};
 
-/// So many messages that were lost unsettled, and so many that were done, are remembered. One that is forgotten gets another identity, or is delivered
-/// twice, no more.
+/// So many messages that were lost unsettled are remembered, and of those that were done so many or, from time to time, half of them. One that is forgotten gets another
+/// identity, or is delivered twice, no more.
 const REMEMBERED_MAX: usize = 65_536;
 
 /// The place of a message in the order of arrival. Never given twice.
@@ -451,9 +451,9 @@ pub(crate) struct Memory {
     lost_order: VecDeque<(u64, u64)>,
     /// How many were lost so far.
     losses: u64,
-    /// Messages that are done.
-    done: HashSet<u64, foldhash::fast::RandomState>,
-    done_order: VecDeque<u64>,
+    /// Messages that are done, in two generations: when the younger has grown up, the older is forgotten as a whole. To forget them one by one
+    /// would cost each message a look into memory that no cache holds any more.
+    done: [HashSet<u64, foldhash::fast::RandomState>; 2],
 }
 
 /// A message that was lost unsettled: its identity, and its number among all losses.
@@ -492,18 +492,18 @@ impl Memory {
 
     /// A message was done, and the broker told; it may not have heard.
     pub(crate) fn note_done(&mut self, fingerprint: Fingerprint) {
-        if fingerprint.unique && self.done.insert(fingerprint.hash) {
-            self.done_order.push_back(fingerprint.hash);
+        let [younger, older] = &mut self.done;
+        if fingerprint.unique {
+            younger.insert(fingerprint.hash);
         }
-        if self.done_order.len() > REMEMBERED_MAX
-            && let Some(oldest) = self.done_order.pop_front()
-        {
-            self.done.remove(&oldest);
+        if younger.len() >= REMEMBERED_MAX / 2 {
+            older.clear();
+            std::mem::swap(younger, older);
         }
     }
 
     fn is_done(&self, fingerprint: Fingerprint) -> bool {
-        fingerprint.unique && self.done.contains(&fingerprint.hash)
+        fingerprint.unique && self.done.iter().any(|generation| generation.contains(&fingerprint.hash))
     }
 }
 
@@ -549,6 +549,18 @@ mod tests {
 
     fn texts(deliveries: &[Delivery]) -> Vec<&str> {
         deliveries.iter().map(|delivery| std::str::from_utf8(&delivery.text).unwrap()).collect()
+    }
+
+    #[test]
+    fn of_what_is_done_the_newest_are_remembered_and_no_more_than_that() {
+        let mut memory = Memory::default();
+        let done = |hash| Fingerprint { hash, unique: true };
+        let all = 3 * REMEMBERED_MAX as u64;
+        (0..all).for_each(|hash| memory.note_done(done(hash)));
+        let remembered = (0..all).filter(|hash| memory.is_done(done(*hash))).count();
+        assert!((REMEMBERED_MAX / 2..=REMEMBERED_MAX).contains(&remembered), "{remembered}");
+        let newest = all - remembered as u64..all;
+        assert!(newest.clone().all(|hash| memory.is_done(done(hash))), "not the newest");
     }
 
     #[test]
