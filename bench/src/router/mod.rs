@@ -4,6 +4,8 @@
 //! Every run is a fresh process, as in `bench engine`: this program again, with a hidden first argument. What a run does is in [`run`]; here
 //! are the options, the rounds, the table, the targets and the JSON lines.
 
+#[cfg(feature = "peers")]
+mod plain;
 mod run;
 
 #[cfg(feature = "brokers")]
@@ -50,11 +52,7 @@ const WORKLOADS: [(&str, &str, &[&str]); 7] = [
         "many publishers, each waiting until its message is durable",
         &["laneway", "one-commit-each"],
     ),
-    (
-        "deliver",
-        "a backlog of ordered groups (Zipf) to an HTTP target on loopback, pool of 256; beside a plain client that only posts",
-        &["laneway", "laneway-one-thread", "plain", "plain-one-thread"],
-    ),
+    ("deliver", "a backlog of ordered groups (Zipf) to an HTTP target on loopback, pool of 256", DELIVERERS),
     ("latency", "open loop: from the intended time of sending to the target, pool of 256", &["laneway"]),
     (
         "backlog",
@@ -69,6 +67,13 @@ const WORKLOADS: [(&str, &str, &[&str]); 7] = [
     ),
     ("table", "document 004's table: 100 messages, 10 workers, 100 ms, by number of groups", &["laneway"]),
 ];
+
+/// Who takes part in `deliver`: each also on a runtime of one thread, as it would have on one CPU.
+#[cfg(not(feature = "peers"))]
+const DELIVERERS: &[&str] = &["laneway", "laneway-one-thread"];
+/// Beside a client that only posts.
+#[cfg(feature = "peers")]
+const DELIVERERS: &[&str] = &["laneway", "laneway-one-thread", "plain", "plain-one-thread"];
 
 /// Options of `bench router`.
 #[derive(Args, Clone, Debug)]
@@ -339,8 +344,13 @@ fn print_targets(report: &Report) {
     if let Some((shared, each)) = rates {
         lines.push(("shared commits against one each", shared / each, 20.0));
     }
-    if let Some(per_core) = median("deliver", "laneway-one-thread", "messages_per_core_second") {
-        lines.push(("delivered per second of one core, the target's work aside", per_core, 35_000.0));
+    for (contender, what) in [
+        ("laneway", "delivered per second and core, the target's work aside"),
+        ("laneway-one-thread", "the same on a runtime of one thread"),
+    ] {
+        if let Some(per_core) = median("deliver", contender, "messages_per_core_second") {
+            lines.push((what, per_core, 35_000.0));
+        }
     }
     if let Some(efficiency) = median("extreme", "laneway", "efficiency") {
         lines.push(("5,000 slots against the ideal", efficiency, 0.9));
@@ -373,6 +383,12 @@ fn print_targets(report: &Report) {
     for groups in [1, 5, 10, 100] {
         if let Some(ratio) = median("table", "laneway", &format!("seconds_of_ideal_{groups}_groups")) {
             lines.push(("document 004's table: ideal over measured", 1.0 / ratio, 0.9));
+        }
+    }
+    for threads in ["", "-one-thread"] {
+        let per_core = |who: &str| median("deliver", &format!("{who}{threads}"), "messages_per_core_second");
+        if let Some((laneway, plain)) = per_core("laneway").zip(per_core("plain")) {
+            println!("       laneway{threads} against plain{threads}, per core: {}", figure(laneway / plain));
         }
     }
     for (what, value, floor) in lines {

@@ -12,13 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use axum::extract::State;
 use axum::http::StatusCode;
-use bytes::Bytes;
 use hdrhistogram::Histogram;
-use http_body_util::{BodyExt, Full};
-use hyper::header::CONTENT_TYPE;
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
 use laneway_router::config::{Config, Layering};
 use laneway_router::mediator::{HttpMediator, HttpSettings, Mediator, Mediators, Signer, Simulated};
 use laneway_router::pool::PoolSettings;
@@ -39,7 +33,7 @@ pub(super) const LIMIT: Duration = Duration::from_secs(300);
 const GROUPS: usize = 10_000;
 
 /// How many messages `deliver` has, unless somebody says otherwise.
-const DELIVERIES: u64 = 100_000;
+pub(super) const DELIVERIES: u64 = 100_000;
 
 pub(super) fn run(spec: &Spec) -> Result<Outcome> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
@@ -55,7 +49,8 @@ pub(super) fn run(spec: &Spec) -> Result<Outcome> {
             }
             match spec.workload.as_str() {
                 "publish" => publish(spec).await,
-                "deliver" if spec.contender.starts_with("plain") => post(spec).await,
+                #[cfg(feature = "peers")]
+                "deliver" if spec.contender.starts_with("plain") => super::plain::post(spec).await,
                 "deliver" => deliver(spec).await,
                 "latency" => latency(spec).await,
                 "backlog" => backlog(spec).await,
@@ -175,18 +170,18 @@ fn http_message(number: u64, group: usize, position: u64, target: &str, sent_ns:
     Publication::new(text).group(format!("group-{group}"))
 }
 
-fn payload(group: usize, position: u64, sent_ns: u64) -> String {
+pub(super) fn payload(group: usize, position: u64, sent_ns: u64) -> String {
     format!(r#"{{"group":{group},"position":{position},"sentNs":{sent_ns}}}"#)
 }
 
 /// The target, in a process of its own, so that its work is not taken for the router's.
-struct Target {
+pub(super) struct Target {
     process: std::process::Child,
     address: String,
 }
 
 impl Target {
-    fn start() -> Result<Self> {
+    pub(super) fn start() -> Result<Self> {
         use std::io::BufRead;
         let mut process = std::process::Command::new(std::env::current_exe()?)
             .args([super::TARGET, ""])
@@ -199,7 +194,7 @@ impl Target {
         Ok(Target { process, address: address.trim().to_owned() })
     }
 
-    fn url(&self) -> String {
+    pub(super) fn url(&self) -> String {
         format!("http://{}/", self.address)
     }
 
@@ -225,7 +220,7 @@ impl Drop for Target {
 
 /// What a target has seen.
 #[derive(serde::Serialize, serde::Deserialize)]
-struct Seen {
+pub(super) struct Seen {
     arrived: u64,
     violations: Vec<String>,
     /// From the intended time of sending: the median, the 99th and the 99.9th percentile.
@@ -316,7 +311,7 @@ async fn receive(State(watch): State<Arc<Watch>>, axum::Json(payload): axum::Jso
 }
 
 /// Compares what the target has seen with what was sent.
-fn judge(target: &Target, messages: u64, outcome: &mut Outcome) -> Result<Seen> {
+pub(super) fn judge(target: &Target, messages: u64, outcome: &mut Outcome) -> Result<Seen> {
     let seen = target.report()?;
     outcome.violations.extend(seen.violations.iter().cloned());
     if seen.arrived != messages {
@@ -357,7 +352,7 @@ async fn publish(spec: &Spec) -> Result<Outcome> {
 }
 
 /// The messages of `deliver`: the group of each, and its position in that.
-fn backlog_of(messages: u64) -> impl Iterator<Item = (usize, u64)> {
+pub(super) fn backlog_of(messages: u64) -> impl Iterator<Item = (usize, u64)> {
     let (mut zipf, mut positions) = (Zipf::new(GROUPS), vec![0u64; GROUPS]);
     (0..messages).map(move |_| {
         let group = zipf.next();
@@ -389,43 +384,6 @@ async fn deliver(spec: &Spec) -> Result<Outcome> {
     outcome.set("messages_per_second", messages as f64 / seconds);
     judge(&target, messages, &mut outcome)?;
     Ok(outcome)
-}
-
-/// The same payloads by a plain client that keeps its connections, without a queue, a retry or anything that could be asked about it: as many tasks as a pool has slots, each
-/// with groups of its own, which it posts one after the other.
-async fn post(spec: &Spec) -> Result<Outcome> {
-    let target = Target::start()?;
-    let uri: hyper::Uri = target.url().parse()?;
-    let messages = spec.messages.unwrap_or(DELIVERIES);
-    let mut work: Vec<Vec<Bytes>> = vec![Vec::new(); spec.pool];
-    for (group, position) in backlog_of(messages) {
-        work[group % spec.pool].push(payload(group, position, 0).into());
-    }
-    let client = Client::builder(TokioExecutor::new()).build_http::<Full<Bytes>>();
-    let clock = Clock::start();
-    let tasks: Vec<_> =
-        work.into_iter().map(|bodies| tokio::spawn(post_all(client.clone(), uri.clone(), bodies))).collect();
-    for task in tasks {
-        task.await??;
-    }
-    let mut outcome = Outcome::default();
-    clock.stop(messages, &mut outcome);
-    judge(&target, messages, &mut outcome)?;
-    Ok(outcome)
-}
-
-async fn post_all(
-    client: Client<HttpConnector, Full<Bytes>>,
-    uri: hyper::Uri,
-    bodies: Vec<Bytes>,
-) -> Result<()> {
-    for body in bodies {
-        let request = hyper::Request::post(uri.clone()).header(CONTENT_TYPE, "application/json");
-        let response = client.request(request.body(Full::new(body))?).await?;
-        ensure!(response.status().is_success(), "the target answered {}", response.status());
-        response.into_body().collect().await?;
-    }
-    Ok(())
 }
 
 /// How long the dashboard is open, or closed, before it is the other's turn: as long as from one look of the history to the next, so that every turn has one of them.
@@ -761,6 +719,7 @@ async fn wait_succeeded(router: &Router, messages: u64) -> Result<()> {
             return Ok(());
         }
         ensure!(Instant::now() < deadline, "{done} of {messages} were delivered");
+        // Not more often: to look costs as much as a few deliveries, and that is the router's time.
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

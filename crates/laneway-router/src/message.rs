@@ -271,6 +271,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_is_not_utf8_or_has_control_characters_is_refused() {
+        let refused = |json: &[u8]| Message::parse(json).unwrap_err().to_string();
+        assert!(refused(b"{\"id\": \"\xff\", \"poolCode\": \"p\"}").starts_with("not UTF-8"));
+        assert!(
+            refused("\u{feff}{\"id\": \"m\", \"poolCode\": \"p\"}".as_bytes()).contains("expected value")
+        );
+        for control in ["\\u0000", "\\n", "\u{7f}", "\u{85}", "\u{fc}\u{9f}"] {
+            let json = format!(r#"{{"id": "a{control}b", "poolCode": "p", "mediationType": "SIMULATED"}}"#);
+            assert_eq!(refused(json.as_bytes()), "`id` contains control characters", "{control:?}");
+        }
+        let json = r#"{"id": "Straße 7", "poolCode": "p", "mediationType": "SIMULATED"}"#;
+        assert_eq!(Message::parse(json.as_bytes()).unwrap().id, "Straße 7");
+    }
+
+    #[test]
     fn debug_shows_where_a_message_goes_and_none_of_its_secrets() {
         let shown = |target: &str| {
             let json = serde_json::json!({ "id": "m", "poolCode": "p", "mediationTarget": target, "authToken": "hush" });

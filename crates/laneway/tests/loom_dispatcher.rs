@@ -178,9 +178,9 @@ fn two_workers_take_two_keys_at_once_and_each_in_order() {
     });
 }
 
-/// The same where messages are known to be quick: who comes while a worker is on its way wakes nobody, and that worker has to see to it.
+/// The same where messages are known to be quick: who comes while a worker is rising wakes nobody, and that worker has to see to it.
 #[test]
-fn whoever_arrives_wakes_the_next_for_what_came_meanwhile() {
+fn whoever_is_up_wakes_the_next_for_what_came_meanwhile() {
     check(|| {
         let (witness, meeting) = (Witness::new(), Meeting::new());
         let mut model = Model::new(engine(&witness, Topology::pool(2)));

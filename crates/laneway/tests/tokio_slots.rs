@@ -13,6 +13,7 @@ use std::{
     sync::{
         Arc, Mutex, OnceLock,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+        mpsc,
     },
     time::{Duration, Instant},
 };
@@ -129,13 +130,18 @@ fn a_runtime_with_one_thread_is_enough() {
     witness.verify((0..20).map(|key| (key, 50)));
 }
 
-/// A slot that always finds more would otherwise keep its thread for ever.
-#[test]
-fn a_handler_that_never_waits_leaves_its_thread_to_others_now_and_then() {
-    let runtime = RuntimeBuilder::new_multi_thread().worker_threads(1).enable_time().build().unwrap();
+fn one_thread() -> Runtime {
+    RuntimeBuilder::new_multi_thread().worker_threads(1).enable_time().build().unwrap()
+}
+
+/// Slots that always find more would otherwise keep their thread for ever.
+fn a_handler_that_never_waits_leaves_its_thread_to_others(topology: Topology<u64>) {
+    let runtime = one_thread();
     let (enough, again) = (Arc::new(AtomicBool::new(false)), Arc::new(OnceLock::<Handle<u64, u64>>::new()));
     let (enough_too, again_too) = (enough.clone(), again.clone());
-    let engine = slots(&runtime, 2)
+    let engine = Engine::builder()
+        .topology(topology)
+        .runtime(runtime.handle().clone())
         .handle_async(move |delivery: Delivery<u64, u64>| {
             if !enough_too.load(Relaxed) {
                 let again = again_too.get().expect("set before the first message").try_submit((1, *delivery));
@@ -152,12 +158,117 @@ fn a_handler_that_never_waits_leaves_its_thread_to_others_now_and_then() {
     assert!(engine.wait_quiet(DEADLINE), "nobody else came to the thread");
 }
 
+#[test]
+fn slots_that_never_wait_leave_their_thread_to_others() {
+    a_handler_that_never_waits_leaves_its_thread_to_others(Topology::pool(2));
+}
+
+/// It takes what comes by streams.
+#[test]
+fn a_slot_alone_that_never_waits_leaves_its_thread_to_others() {
+    a_handler_that_never_waits_leaves_its_thread_to_others(Topology::pool(1));
+}
+
+/// It looks elsewhere after each turn.
+#[test]
+fn a_slot_of_two_dispatchers_that_never_waits_leaves_its_thread_to_others() {
+    a_handler_that_never_waits_leaves_its_thread_to_others(Topology::assigned([["a", "b"]], |_: &u64| "a"));
+}
+
+/// Turns of many messages count as many.
+#[test]
+fn deep_lanes_leave_their_thread_to_others_as_often() {
+    const MESSAGES: usize = 20_000;
+    let runtime = one_thread();
+    let (done, polls) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let done_too = done.clone();
+    let engine = slots(&runtime, 4)
+        .worker_queue_capacity(MESSAGES)
+        .handle_async(move |_: Delivery<u64, u64>| {
+            done_too.fetch_add(1, Relaxed);
+            std::future::ready(())
+        })
+        .build()
+        .unwrap();
+    let (handle, polls_too) = (engine.handle(), polls.clone());
+    let other = runtime.spawn(async move {
+        // No slot runs before all are submitted.
+        (0..MESSAGES as u64).for_each(|number| assert!(handle.try_submit((number % 8, number)).is_ok()));
+        while done.load(Relaxed) < MESSAGES {
+            polls_too.fetch_add(1, Relaxed);
+            tokio::task::yield_now().await;
+        }
+    });
+    runtime.block_on(async { timeout(DEADLINE, other).await.expect("in time").unwrap() });
+    // A turn, or as many messages as fit into a poll, whichever is more, for each of four slots.
+    let polls = polls.load(Relaxed);
+    assert!(polls >= MESSAGES / (4 * 256), "{polls} polls beside {MESSAGES} messages");
+}
+
+/// An engine of two threads whose slots know that messages are quick, and a handler that holds its thread at key 0 until this many others were handled.
+fn held_until(runtime: &Runtime, others: usize) -> (Engine<u64, u64>, Arc<AtomicBool>, mpsc::Receiver<bool>) {
+    let (handled, holds) = (AtomicUsize::new(0), Arc::new(AtomicBool::new(false)));
+    let (open, gate) = mpsc::sync_channel(1);
+    let (tell, told) = mpsc::channel();
+    let (gate, holds_too) = (Mutex::new(gate), holds.clone());
+    let engine = slots(runtime, 16)
+        .handle_async(move |delivery: Delivery<u64, u64>| {
+            match (*delivery.key(), *delivery) {
+                (0, 1) => {
+                    holds_too.store(true, Relaxed);
+                    tell.send(gate.lock().unwrap().recv_timeout(DEADLINE).is_ok()).unwrap();
+                }
+                (_, 1) if handled.fetch_add(1, Relaxed) + 1 == others => open.send(()).unwrap(),
+                _ => {}
+            }
+            std::future::ready(())
+        })
+        .build()
+        .unwrap();
+    for _ in 0..50 {
+        send(&engine, (0..100).map(|key| (key, 0)));
+        assert!(engine.wait_quiet(DEADLINE));
+    }
+    (engine, holds, told)
+}
+
+/// A slot that was woken may be the next task of a thread that is held, where no other thread finds it.
+#[test]
+fn a_handler_that_holds_its_thread_holds_up_no_slot_of_another() {
+    let runtime = runtime();
+    let (engine, holds, told) = held_until(&runtime, 50);
+    // The second has the first one's slot wake another before it is held.
+    engine.submit_batch([(0, 1), (1, 0)]);
+    eventually("a handler holds its thread", || holds.load(Relaxed));
+    send(&engine, (1..=50).map(|key| (key, 1)));
+    assert!(told.recv_timeout(2 * DEADLINE).unwrap(), "the others waited for it");
+}
+
+#[test]
+fn a_submitter_that_holds_its_thread_holds_up_no_slot_of_another() {
+    let runtime = runtime();
+    let (engine, _, _told) = held_until(&runtime, usize::MAX);
+    let before = engine.snapshot().account.done;
+    let (handle, (open, gate)) = (engine.handle(), mpsc::sync_channel::<()>(1));
+    let (submitted, holds) = mpsc::channel();
+    let holder = runtime.spawn(async move {
+        handle.try_submit((1, 0)).unwrap();
+        submitted.send(()).unwrap();
+        gate.recv_timeout(2 * DEADLINE).is_ok()
+    });
+    holds.recv_timeout(DEADLINE).unwrap();
+    send(&engine, (2..=50).map(|key| (key, 0)));
+    eventually("the others were handled", || engine.snapshot().account.done >= before + 49);
+    open.send(()).unwrap();
+    assert!(runtime.block_on(holder).unwrap());
+}
+
 /// To wake a slot costs more than to handle a message that takes no time.
 #[test]
 fn a_burst_of_quick_messages_wakes_few_slots() {
     const SLOTS: usize = 64;
     const BURSTS: u64 = 50;
-    let runtime = RuntimeBuilder::new_multi_thread().worker_threads(1).enable_time().build().unwrap();
+    let runtime = one_thread();
     let engine =
         slots(&runtime, SLOTS).handle_async(|_: Delivery<u64, u64>| std::future::ready(())).build().unwrap();
     let burst = |number: u64| {

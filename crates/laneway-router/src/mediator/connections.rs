@@ -80,12 +80,41 @@ pub(super) struct Connections {
     connector: Timed<HttpsConnector<HttpConnector>>,
     idle_max: usize,
     idle_timeout: Duration,
-    /// All hosts that somebody has an address of, or a connection to.
-    hosts: Mutex<HashMap<Origin, Arc<Host>>>,
+    hosts: Mutex<Hosts>,
     /// For the task that closes what has been idle for too long.
     this: Weak<Connections>,
     /// Whether that task is at work.
     swept: AtomicBool,
+}
+
+/// All hosts that somebody has an address of, or a connection to, and since the last look perhaps others.
+struct Hosts {
+    by_origin: HashMap<Origin, Arc<Host>>,
+    /// So many are worth a look before the sweeper comes: a publisher may name another host with each message.
+    many: usize,
+}
+
+/// The first look is at so many.
+const HOSTS_MANY: usize = 2_048;
+
+impl Hosts {
+    fn new() -> Self {
+        Hosts { by_origin: HashMap::new(), many: HOSTS_MANY }
+    }
+
+    fn find(&mut self, origin: &Origin) -> Arc<Host> {
+        if self.by_origin.len() >= self.many {
+            self.forget(|host| !host.kept().is_empty());
+            // If all are in use, the next look is worth as much.
+            self.many = (2 * self.by_origin.len()).max(HOSTS_MANY);
+        }
+        self.by_origin.entry(origin.clone()).or_default().clone()
+    }
+
+    /// Forgets those that nobody has an address of, unless they are kept for something else.
+    fn forget(&mut self, mut is_kept: impl FnMut(&Host) -> bool) {
+        self.by_origin.retain(|_, host| is_kept(host) || Arc::strong_count(host) > 1);
+    }
 }
 
 /// What a connection leads to.
@@ -183,13 +212,16 @@ impl Kept {
         Some(Way::Own(fresh.link))
     }
 
-    /// Takes out what nobody has used for too long; says whether anything is left.
-    fn sweep(&mut self, now: Instant, idle_timeout: Duration, old: &mut Vec<Idle>) -> bool {
+    /// Takes out what nobody has used for too long.
+    fn sweep(&mut self, now: Instant, idle_timeout: Duration, old: &mut Vec<Idle>) {
         old.extend(self.idle.extract_if(.., |idle| now.duration_since(idle.since) > idle_timeout));
         let is_used =
             |shared: &Shared| !shared.sender.is_closed() && now.duration_since(shared.used) <= idle_timeout;
         self.shared = self.shared.take().filter(is_used);
-        !self.idle.is_empty() || self.shared.is_some()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.idle.is_empty() && self.shared.is_none()
     }
 }
 
@@ -241,7 +273,7 @@ impl Connections {
             connector: Timed::new(tls(&keeping.trusted), keeping.connect_timeout),
             idle_max: keeping.idle_max,
             idle_timeout: keeping.idle_timeout,
-            hosts: Mutex::default(),
+            hosts: Mutex::new(Hosts::new()),
             this: this.clone(),
             swept: AtomicBool::new(false),
         })
@@ -280,14 +312,14 @@ impl Connections {
         }
     }
 
-    fn hosts(&self) -> MutexGuard<'_, HashMap<Origin, Arc<Host>>> {
+    fn hosts(&self) -> MutexGuard<'_, Hosts> {
         self.hosts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What there is of a host, or will be.
     fn host(&self, origin: &Origin) -> Arc<Host> {
         self.have_swept();
-        self.hosts().entry(origin.clone()).or_default().clone()
+        self.hosts().find(origin)
     }
 
     /// Sees to it that there is a sweeper.
@@ -301,9 +333,10 @@ impl Connections {
     /// Closes what nobody has used for too long, and forgets hosts that nobody has an address of.
     fn sweep(&self, now: Instant) {
         let mut old = Vec::new();
-        self.hosts().retain(|_, host| {
-            let is_in_use = host.kept().sweep(now, self.idle_timeout, &mut old);
-            is_in_use || Arc::strong_count(host) > 1
+        self.hosts().forget(|host| {
+            let mut kept = host.kept();
+            kept.sweep(now, self.idle_timeout, &mut old);
+            !kept.is_empty()
         });
         // Closed when nobody waits for a lock: that is a call of the system for each.
         drop(old);
@@ -332,6 +365,7 @@ impl Connections {
         if address.origin.prior || stream.connected().is_negotiated_h2() {
             let sender = speak_http2(stream).await?;
             let shared = Shared { sender: sender.clone(), used: Instant::now() };
+            self.have_swept();
             host.kept().shared = Some(shared);
             return Ok(Way::Shared(sender));
         }
@@ -462,5 +496,29 @@ impl Exchange<'_> {
             }
         }
         Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn origin(number: usize) -> Origin {
+        let authority = Authority::try_from(format!("host-{number}")).unwrap();
+        Origin { scheme: Scheme::HTTP, authority, prior: false }
+    }
+
+    #[test]
+    fn hosts_that_nobody_has_an_address_of_are_forgotten_before_there_are_too_many() {
+        let mut hosts = Hosts::new();
+        let known: Vec<_> = (0..HOSTS_MANY / 2).map(|number| hosts.find(&origin(number))).collect();
+        for number in 0..10 * HOSTS_MANY {
+            hosts.find(&origin(HOSTS_MANY + number));
+            assert!(hosts.by_origin.len() <= HOSTS_MANY);
+        }
+        let same = |(number, host)| Arc::ptr_eq(host, &hosts.find(&origin(number)));
+        assert!(known.iter().enumerate().all(same), "one that was in use was made again");
+        let more: Vec<_> = (0..3 * HOSTS_MANY).map(|number| hosts.find(&origin(number))).collect();
+        assert!(hosts.by_origin.len() >= more.len(), "all of them are in use");
     }
 }

@@ -9,7 +9,7 @@
 //! 1. The lanes lock is taken before the ingress lock. Neither is held while user code runs.
 //! 2. A worker registers as a sleeper while it holds both locks and has seen neither a lane that could run nor a message in ingress.
 //! 3. Whoever pushes into ingress takes a sleeper off the list, if there is one, under the same lock, and wakes it afterwards; not while
-//!    another one is on its way and messages are quick (`worker/sleeper.rs`).
+//!    enough others are rising and messages are quick (`worker/sleeper.rs`).
 //! 4. Whoever takes a lane and leaves work behind, ingress included, wakes a sleeper by the same rule. `sleepers_hint` is raised under the lanes
 //!    lock and lowered only by somebody who has looked, so it never says "none" when there is one.
 //! 5. While there are timers and sleepers, one of the sleepers keeps the time: it sleeps until the earliest is due. Whoever takes that office
@@ -700,12 +700,12 @@ impl<K, M> Dispatcher<K, M> {
         true
     }
 
-    /// Whether there is work for one more worker, as far as the one that asks can know: what was pushed while it was on its way woke nobody else.
+    /// Whether there is work for one more worker, as far as the one that asks can know: what was pushed while it was rising may have woken nobody.
     fn has_more(&self, inner: &Inner<K, M>) -> bool {
         inner.lanes.has_ready() || !inner.inbox.is_empty() || self.looks_busy()
     }
 
-    /// Takes a sleeper off the list, if there is one and nobody is on its way already.
+    /// Takes a sleeper off the list, if there is one that should be woken.
     fn take_sleeper(&self, inner: &mut Inner<K, M>) -> Option<Sleeper> {
         if inner.sleepers_hint == 0 {
             return None;
@@ -719,7 +719,7 @@ impl<K, M> Dispatcher<K, M> {
     /// The same, for a worker that knows whether messages are quick.
     fn take_next_sleeper(&self, inner: &mut Inner<K, M>, quick: bool) -> Option<Sleeper> {
         let mut ingress = self.ingress();
-        ingress.sleepers.wake_one_by_one(quick);
+        ingress.sleepers.wake_few_at_a_time(quick);
         let sleeper = ingress.sleepers.take();
         inner.sleepers_hint = ingress.sleepers.len();
         sleeper
@@ -745,7 +745,7 @@ impl<K, M> Dispatcher<K, M> {
             return Asleep::Not;
         }
         ingress.sleepers.lie_down(sleeper.clone());
-        ingress.sleepers.wake_one_by_one(quick);
+        ingress.sleepers.wake_few_at_a_time(quick);
         inner.counted.parks += 1;
         inner.sleepers_hint = ingress.sleepers.len();
         let mut until = None;

@@ -1,10 +1,14 @@
 //! Who sleeps, how a sleeper is woken, and how many at once.
 //!
-//! A burst of messages that take no time does not need as many workers as it has messages: the first one to arrive runs most of them before the second one is there. To wake one for
-//! each message would cost more than the messages do. So while messages are quick, one worker at a time is *on its way*: whoever would wake another leaves it be, and the
-//! one that arrives wakes the next if it leaves work behind. Nothing is stranded by that, because who is on its way
-//! always arrives ([`rise`](crate::dispatcher::Dispatcher::rise) is called by a worker that is up, and by one that goes), and because whoever has arrived and takes a lane looks at all that is left,
+//! A burst of messages that take no time does not need as many workers as it has messages: the first one to be up runs most of them before the second one is there. To wake one for
+//! each message would cost more than the messages do. So while messages are quick, few workers are *rising* at a time: whoever would wake one more leaves it be, and each
+//! one that is up wakes the next if it leaves work behind. Nothing is stranded by that, because who is rising is up at some time
+//! ([`rise`](crate::dispatcher::Dispatcher::rise) is called by a worker that is up, and by one that goes), and because whoever is up and takes a lane looks at all that is left,
 //! ingress included.
+//!
+//! How few depends on who else may keep them down. A thread that is woken runs as soon as a core is free: one at a time will do. A slot may be the next task of a thread of its
+//! runtime that is busy for long, and no other thread takes it from there; but each thread has one such place. So as many slots may be rising as the runtime has threads: one of them is
+//! polled by a thread that is free, if there is one.
 //!
 //! While messages are slow each of them is worth a worker, and none is held back.
 
@@ -29,7 +33,11 @@ pub(crate) struct Sleeper {
 enum Alarm {
     Thread(Thread),
     #[cfg(feature = "tokio")]
-    Slot(Arc<tokio::sync::Notify>),
+    Slot {
+        notify: Arc<tokio::sync::Notify>,
+        /// Of its runtime.
+        threads: usize,
+    },
     Simulated(Arc<AtomicBool>),
 }
 
@@ -39,8 +47,8 @@ impl Sleeper {
     }
 
     #[cfg(feature = "tokio")]
-    pub(crate) fn slot(id: usize, notify: Arc<tokio::sync::Notify>) -> Self {
-        Sleeper { id, alarm: Alarm::Slot(notify) }
+    pub(crate) fn slot(id: usize, notify: Arc<tokio::sync::Notify>, threads: usize) -> Self {
+        Sleeper { id, alarm: Alarm::Slot { notify, threads } }
     }
 
     pub(crate) fn simulated(id: usize, woken: Arc<AtomicBool>) -> Self {
@@ -53,8 +61,17 @@ impl Sleeper {
         match &self.alarm {
             Alarm::Thread(_) => 100_000_000,
             #[cfg(feature = "tokio")]
-            Alarm::Slot(_) => 0,
+            Alarm::Slot { .. } => 0,
             Alarm::Simulated(_) => 0,
+        }
+    }
+
+    /// How many of its kind may be rising at a time.
+    fn rising_max(&self) -> usize {
+        match &self.alarm {
+            #[cfg(feature = "tokio")]
+            Alarm::Slot { threads, .. } => *threads,
+            Alarm::Thread(_) | Alarm::Simulated(_) => 1,
         }
     }
 
@@ -66,7 +83,7 @@ impl Sleeper {
         match &self.alarm {
             Alarm::Thread(thread) => thread.unpark(),
             #[cfg(feature = "tokio")]
-            Alarm::Slot(notify) => notify.notify_one(),
+            Alarm::Slot { notify, .. } => notify.notify_one(),
             Alarm::Simulated(woken) => woken.store(true, Ordering::SeqCst),
         }
     }
@@ -83,15 +100,15 @@ impl fmt::Debug for Sleeper {
 pub(crate) struct Sleepers {
     /// The last one in is woken first: its memory is warm.
     asleep: Vec<Sleeper>,
-    /// Who was taken off the list last and has not arrived.
-    on_its_way: Option<usize>,
-    /// Whether to wake the next one only when that one has arrived.
-    one_by_one: bool,
+    /// Those who were taken off the list last and are not up yet, as many as may be at a time.
+    rising: Vec<usize>,
+    /// Whether nobody is woken while as many are.
+    few_at_a_time: bool,
 }
 
 impl Sleepers {
     pub(crate) fn new() -> Self {
-        Sleepers { asleep: Vec::new(), on_its_way: None, one_by_one: true }
+        Sleepers { asleep: Vec::new(), rising: Vec::new(), few_at_a_time: true }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -99,18 +116,21 @@ impl Sleepers {
     }
 
     /// Messages have turned out to be quick, or not to be.
-    pub(crate) fn wake_one_by_one(&mut self, one_by_one: bool) {
-        self.one_by_one = one_by_one;
+    pub(crate) fn wake_few_at_a_time(&mut self, few: bool) {
+        self.few_at_a_time = few;
     }
 
     /// Takes off the list whom to wake for work, if anybody: the caller has to.
     #[inline]
     pub(crate) fn take(&mut self) -> Option<Sleeper> {
-        if self.one_by_one && self.on_its_way.is_some() {
+        let may_rise = self.rising.len() < self.asleep.last()?.rising_max();
+        if self.few_at_a_time && !may_rise {
             return None;
         }
         let sleeper = self.asleep.pop()?;
-        self.on_its_way = Some(sleeper.id);
+        if may_rise {
+            self.rising.push(sleeper.id);
+        }
         Some(sleeper)
     }
 
@@ -125,8 +145,9 @@ impl Sleepers {
 
     /// This one is up. False if somebody had taken it off the list.
     pub(crate) fn rise(&mut self, sleeper: &Sleeper) -> bool {
-        if self.on_its_way == Some(sleeper.id) {
-            self.on_its_way = None;
+        if let Some(place) = self.rising.iter().position(|id| *id == sleeper.id) {
+            self.rising.swap_remove(place);
+            return false;
         }
         let place = self.asleep.iter().rposition(|other| other.is(sleeper));
         place.map(|place| self.asleep.remove(place)).is_some()
@@ -154,7 +175,7 @@ mod tests {
     #[test]
     fn while_messages_are_slow_each_wakes_somebody() {
         let mut sleepers = sleepers(2);
-        sleepers.wake_one_by_one(false);
+        sleepers.wake_few_at_a_time(false);
         assert_eq!(
             [taken(&mut sleepers), taken(&mut sleepers), taken(&mut sleepers)],
             [Some(1), Some(0), None]
@@ -162,15 +183,29 @@ mod tests {
     }
 
     #[test]
-    fn while_messages_are_quick_the_next_is_woken_when_one_has_arrived() {
+    fn while_messages_are_quick_the_next_is_woken_when_one_is_up() {
         let mut sleepers = sleepers(3);
         assert_eq!([taken(&mut sleepers), taken(&mut sleepers)], [Some(2), None]);
         assert!(sleepers.rise(&sleeper(0)), "another one, who woke by itself");
-        assert_eq!(taken(&mut sleepers), None, "the first is still on its way");
+        assert_eq!(taken(&mut sleepers), None, "the first is still rising");
         assert!(!sleepers.rise(&sleeper(2)));
         assert_eq!(taken(&mut sleepers), Some(1));
-        sleepers.wake_one_by_one(false);
+        sleepers.wake_few_at_a_time(false);
         sleepers.lie_down(sleeper(0));
         assert_eq!(taken(&mut sleepers), Some(0), "messages are slow again");
+    }
+
+    #[cfg(feature = "tokio")]
+    #[test]
+    fn as_many_slots_rise_at_a_time_as_their_runtime_has_threads() {
+        let mut sleepers = Sleepers::new();
+        let slot = |id| Sleeper::slot(id, Arc::default(), 2);
+        (0..4).for_each(|id| sleepers.lie_down(slot(id)));
+        assert_eq!(
+            [taken(&mut sleepers), taken(&mut sleepers), taken(&mut sleepers)],
+            [Some(3), Some(2), None]
+        );
+        assert!(!sleepers.rise(&slot(3)));
+        assert_eq!([taken(&mut sleepers), taken(&mut sleepers)], [Some(1), None]);
     }
 }

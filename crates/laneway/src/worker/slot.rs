@@ -123,7 +123,7 @@ where
 {
     fn spawn(&self, runtime: &tokio::runtime::Handle, shared: Arc<Shared<K, M>>, seat: Arc<Seat<K, M>>) {
         let (handler, alarm) = (self.0.clone(), Arc::new(Notify::new()));
-        let sleeper = Sleeper::slot(seat.number, alarm.clone());
+        let sleeper = Sleeper::slot(seat.number, alarm.clone(), runtime.metrics().num_workers());
         // Made here, not in the task: a runtime that goes before the task's first step drops it, and its seat is known to be empty.
         let worker = Worker::new(shared, seat, sleeper, false);
         runtime.spawn(async move { work(worker, &*handler, &alarm).await });
@@ -135,9 +135,9 @@ where
     }
 }
 
-/// How many turns a slot may run one after the other before it gives way to the other tasks of its thread, if no handler waits for anything: as many steps as tokio gives a task. Fewer
+/// How many messages a slot may run one after the other before it gives way to the other tasks of its thread, if no handler waits for anything: as many steps as tokio gives a task. Fewer
 /// where they are longer, so that it does not take much more than a slice of time.
-const TURNS_PER_POLL: usize = 128;
+const MESSAGES_PER_POLL: usize = 128;
 
 /// The whole life of a slot.
 async fn work<K, M, F, R>(mut worker: Worker<K, M>, handler: &F, alarm: &Notify)
@@ -166,16 +166,15 @@ where
     R: Future,
     R::Output: Into<Outcome>,
 {
-    let mut turns = 0;
     loop {
         let ending = run(worker, hand, handler).await;
-        if !worker.settle(ending) {
-            return;
-        }
-        turns = if std::mem::take(&mut hand.waited) { 0 } else { turns + 1 };
-        if turns >= worker.tempo.limit(TURNS_PER_POLL) {
+        let has_more = worker.settle(ending);
+        if hand.unbroken >= worker.tempo.limit(MESSAGES_PER_POLL) {
+            hand.unbroken = 0;
             tokio::task::yield_now().await;
-            turns = 0;
+        }
+        if !has_more {
+            return;
         }
     }
 }
@@ -196,7 +195,7 @@ where
             let mut carried = Carried { worker: &mut *worker, hand: &mut *hand };
             let delivery = carried.hand.deliver(carried.worker);
             let engine = carried.worker.shared.address();
-            let outcome = handle(handler, delivery, engine, &mut carried.hand.waited).await;
+            let outcome = handle(handler, delivery, engine, &mut carried.hand.unbroken).await;
             carried.take_back();
             outcome
         };
@@ -212,7 +211,7 @@ async fn handle<K, M, F, R>(
     handler: &F,
     delivery: Delivery<K, M>,
     engine: usize,
-    waited: &mut bool,
+    unbroken: &mut usize,
 ) -> Result<Outcome, String>
 where
     F: Fn(Delivery<K, M>) -> R,
@@ -228,7 +227,7 @@ where
         let _inside = Inside::enter(engine);
         match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
             Ok(Poll::Pending) => {
-                *waited = true;
+                *unbroken = 0;
                 Poll::Pending
             }
             Ok(Poll::Ready(outcome)) => Poll::Ready(Ok(outcome.into())),
@@ -264,8 +263,8 @@ pub(crate) struct HandOver<K, M> {
     note: Option<String>,
     /// Whether the message came back. If not, the user has kept the delivery, and nobody can try it again.
     came_back: bool,
-    /// Whether a handler has waited for something since the slot last looked.
-    waited: bool,
+    /// Messages that were handled since the slot last left its thread to others.
+    unbroken: usize,
 }
 
 impl<K: Clone, M> HandOver<K, M> {
@@ -276,7 +275,7 @@ impl<K: Clone, M> HandOver<K, M> {
             started: 0,
             note: None,
             came_back: false,
-            waited: false,
+            unbroken: 0,
         }
     }
 
@@ -309,6 +308,7 @@ impl<K: Clone, M> HandOver<K, M> {
         worker: &mut Worker<K, M>,
         outcome: Result<Outcome, String>,
     ) -> Option<Ending> {
+        self.unbroken += 1;
         let mut run = worker.hand();
         run.time(self.accepted, self.started);
         let (came_back, note) = (std::mem::take(&mut self.came_back), self.note.take());
