@@ -16,7 +16,7 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::{Inside, Look, Sleeper, Worker};
+use super::{Inside, Look, SLICE, Sleeper, Worker};
 use crate::{
     engine::Shared,
     handler::panic_text,
@@ -136,7 +136,7 @@ where
 }
 
 /// How many messages a slot may run one after the other before it gives way to the other tasks of its thread, if no handler waits for anything: as many steps as tokio gives a task. Fewer
-/// where they are longer, so that it does not take much more than a slice of time.
+/// where those that were timed have taken a slice of time together.
 const MESSAGES_PER_POLL: usize = 128;
 
 /// The whole life of a slot.
@@ -169,8 +169,8 @@ where
     loop {
         let ending = run(worker, hand, handler).await;
         let has_more = worker.settle(ending);
-        if hand.unbroken >= worker.tempo.limit(MESSAGES_PER_POLL) {
-            hand.unbroken = 0;
+        if hand.unbroken.is_long() {
+            hand.unbroken = Unbroken::default();
             tokio::task::yield_now().await;
         }
         if !has_more {
@@ -211,7 +211,7 @@ async fn handle<K, M, F, R>(
     handler: &F,
     delivery: Delivery<K, M>,
     engine: usize,
-    unbroken: &mut usize,
+    unbroken: &mut Unbroken,
 ) -> Result<Outcome, String>
 where
     F: Fn(Delivery<K, M>) -> R,
@@ -227,7 +227,7 @@ where
         let _inside = Inside::enter(engine);
         match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
             Ok(Poll::Pending) => {
-                *unbroken = 0;
+                *unbroken = Unbroken::default();
                 Poll::Pending
             }
             Ok(Poll::Ready(outcome)) => Poll::Ready(Ok(outcome.into())),
@@ -263,8 +263,21 @@ pub(crate) struct HandOver<K, M> {
     note: Option<String>,
     /// Whether the message came back. If not, the user has kept the delivery, and nobody can try it again.
     came_back: bool,
-    /// Messages that were handled since the slot last left its thread to others.
-    unbroken: usize,
+    unbroken: Unbroken,
+}
+
+/// What a slot has handled since it last left its thread to others.
+#[derive(Default)]
+struct Unbroken {
+    messages: usize,
+    /// As far as it was measured: that of all of them where they are slow.
+    nanos: u64,
+}
+
+impl Unbroken {
+    fn is_long(&self) -> bool {
+        self.messages >= MESSAGES_PER_POLL || self.nanos >= SLICE
+    }
 }
 
 impl<K: Clone, M> HandOver<K, M> {
@@ -275,7 +288,7 @@ impl<K: Clone, M> HandOver<K, M> {
             started: 0,
             note: None,
             came_back: false,
-            unbroken: 0,
+            unbroken: Unbroken::default(),
         }
     }
 
@@ -308,9 +321,11 @@ impl<K: Clone, M> HandOver<K, M> {
         worker: &mut Worker<K, M>,
         outcome: Result<Outcome, String>,
     ) -> Option<Ending> {
-        self.unbroken += 1;
         let mut run = worker.hand();
+        let before = run.tempo.spent;
         run.time(self.accepted, self.started);
+        self.unbroken.messages += 1;
+        self.unbroken.nanos += run.tempo.spent - before;
         let (came_back, note) = (std::mem::take(&mut self.came_back), self.note.take());
         run.tally.panics += u64::from(outcome.is_err());
         if !came_back {
