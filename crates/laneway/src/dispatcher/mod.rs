@@ -710,19 +710,14 @@ impl<K, M> Dispatcher<K, M> {
         if inner.sleepers_hint == 0 {
             return None;
         }
-        let mut ingress = self.ingress();
-        let sleeper = ingress.sleepers.take();
-        inner.sleepers_hint = ingress.sleepers.len();
-        sleeper
+        take_sleeper_of(inner, &mut self.ingress())
     }
 
     /// The same, for a worker that knows whether messages are quick.
     fn take_next_sleeper(&self, inner: &mut Inner<K, M>, quick: bool) -> Option<Sleeper> {
         let mut ingress = self.ingress();
         ingress.sleepers.wake_few_at_a_time(quick);
-        let sleeper = ingress.sleepers.take();
-        inner.sleepers_hint = ingress.sleepers.len();
-        sleeper
+        take_sleeper_of(inner, &mut ingress)
     }
 
     /// Registers a worker that found nothing, after one more look under both locks (rule 2); `quick` is what it knows of messages. `quiet` is called if nothing will
@@ -796,6 +791,12 @@ impl<K, M> Dispatcher<K, M> {
         let sleepers = self.ingress().sleepers.take_all();
         sleepers.into_iter().for_each(|sleeper| sleeper.wake());
     }
+}
+
+fn take_sleeper_of<K, M>(inner: &mut Inner<K, M>, ingress: &mut Ingress<K, M>) -> Option<Sleeper> {
+    let sleeper = ingress.sleepers.take();
+    inner.sleepers_hint = ingress.sleepers.len();
+    sleeper
 }
 
 /// Admits all that has been accepted, in order.

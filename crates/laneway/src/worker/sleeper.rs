@@ -22,7 +22,8 @@ use std::{
 
 use crate::sync::Thread;
 
-/// Slots that may be rising for each thread of their runtime. One would do for progress; with one, eight pools on two threads were a quarter slower than with four.
+/// Slots that may be rising for each thread of their runtime. One would do for progress. Measured with eight pools on two threads: with one they handled a quarter fewer messages than when each message woke a
+/// slot, with four no fewer.
 #[cfg(feature = "tokio")]
 const SLOTS_PER_THREAD: usize = 4;
 
