@@ -278,36 +278,65 @@ impl<K: Hash, M> Shared<K, M> {
 
     // ── submission ─────────────────────────────────────────────────────────────────────────────────────────────────
 
+    /// The way of most messages is short, and inlined into the submitter's own code. Whatever else may happen to one gets it in parts: then it is never in memory
+    /// before it is in ingress, as far as its type allows. (A processor waits for a small value that was written in parts and is read as a whole, and it
+    /// would wait for longer than it takes to hand one over.)
     #[inline(always)]
     pub(crate) fn submit(
         &self,
         message: Message<K, M>,
         patience: Patience<'_>,
     ) -> Result<Admission, Refused<K, M>> {
+        let Message { key, body, kind, priority } = message;
+        let cancelled = matches!(&patience, Patience::Cancellable(cancel) if cancel.is_cancelled());
+        if !self.direct || !self.by_hash || cancelled || self.closed.load(Ordering::Acquire) {
+            return self.submit_placed(Message { key, body, kind, priority }, patience);
+        }
+        let fingerprint = self.fingerprint(&key);
+        // The first layout, as long as it is the current one: the epoch in ingress knows. It saves the two writes of a guarded load.
+        let dispatcher = &self.first.0[ByHash::index(fingerprint, self.first.len())];
+        let message = Message { key, body, kind, priority };
+        match dispatcher.push_direct(Item { fingerprint, accepted_at: 0, message }, 0, &self.clock) {
+            Ok(None) => Ok(Admission::Accepted),
+            Ok(Some(sleeper)) => {
+                sleeper.wake();
+                Ok(Admission::Accepted)
+            }
+            Err(Item { message: Message { key, body, kind, priority }, .. }) => {
+                let message = Message { key, body, kind, priority };
+                self.submit_arrival(Item { fingerprint, accepted_at: 0, message }, patience)
+            }
+        }
+    }
+
+    /// The same for a placement that is asked about the key.
+    #[inline(never)]
+    fn submit_placed(
+        &self,
+        message: Message<K, M>,
+        patience: Patience<'_>,
+    ) -> Result<Admission, Refused<K, M>> {
         let mut arrival = self.arrive(message);
         let cancelled = matches!(&patience, Patience::Cancellable(cancel) if cancel.is_cancelled());
-        if self.direct && !cancelled && !self.closed.load(Ordering::Acquire) {
-            // The first layout, as long as it is the current one: the epoch in ingress knows. It saves the two writes of a guarded load.
-            if let Some(dispatcher) = self.first_home(&arrival) {
-                match dispatcher.push_direct(arrival, 0, &self.clock) {
-                    Ok(None) => return Ok(Admission::Accepted),
-                    Ok(Some(sleeper)) => {
-                        sleeper.wake();
-                        return Ok(Admission::Accepted);
-                    }
-                    Err(back) => arrival = back,
+        if self.direct
+            && !cancelled
+            && !self.closed.load(Ordering::Acquire)
+            && let Some(dispatcher) = self.first_home(&arrival)
+        {
+            match dispatcher.push_direct(arrival, 0, &self.clock) {
+                Ok(None) => return Ok(Admission::Accepted),
+                Ok(Some(sleeper)) => {
+                    sleeper.wake();
+                    return Ok(Admission::Accepted);
                 }
+                Err(back) => arrival = back,
             }
         }
         self.submit_arrival(arrival, patience)
     }
 
     /// The dispatcher of a message in the first layout, by a placement that looks at the key alone.
-    #[inline(always)]
     fn first_home(&self, arrival: &Item<K, M>) -> Option<&Dispatcher<K, M>> {
-        if self.by_hash {
-            return Some(&self.first.0[ByHash::index(arrival.fingerprint, self.first.len())]);
-        }
         let place = self.placement.place(&arrival.message.key, arrival.fingerprint, &self.first)?;
         self.first.0.get(place).map(|dispatcher| &**dispatcher)
     }

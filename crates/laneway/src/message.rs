@@ -3,7 +3,10 @@
 //! A message is moved, never shared: from the submitter into ingress, into its lane, into the hands of one worker, and out.
 //! [`Handle::submit`](crate::Handle::submit) takes it; [`admission`](crate::Overflow) decides what becomes of it.
 
-use std::collections::VecDeque;
+use std::{
+    collections::VecDeque,
+    mem::{replace, take},
+};
 
 /// A message on its way: `body` is handled in order with all others of the same `key`.
 ///
@@ -144,27 +147,33 @@ impl<K, M> Packed<K, M> {
     #[inline]
     fn unpack(self, accepted_at: u64) -> Item<K, M> {
         let tag = self.mark >> TAG;
-        let kind = [Kind::Event, Kind::Start, Kind::Finish, Kind::Finish][(tag >> 2 & 3) as usize];
-        let priority =
-            [Priority::Low, Priority::Normal, Priority::High, Priority::Urgent][(tag & 3) as usize];
+        let kind = match tag >> 2 & 3 {
+            0 => Kind::Event,
+            1 => Kind::Start,
+            _ => Kind::Finish,
+        };
+        let priority = match tag & 3 {
+            0 => Priority::Low,
+            1 => Priority::Normal,
+            2 => Priority::High,
+            _ => Priority::Urgent,
+        };
         let message = Message { key: self.key, body: self.body, kind, priority };
         Item { fingerprint: fingerprint_of(self.mark), accepted_at, message }
     }
 }
 
-/// Messages in the order of their acceptance, packed.
+/// Messages in the order of their acceptance, packed: as submitters put them in.
 #[derive(Debug)]
 pub(crate) struct Arrivals<K, M> {
-    packed: VecDeque<Packed<K, M>>,
-    /// How many have been taken out, so that the first one has this number.
-    taken: u64,
-    /// By number, when those were accepted that are timed. Few are, so it is not for each message to carry that.
-    timed: VecDeque<(u64, u64)>,
+    packed: Vec<Packed<K, M>>,
+    /// By place, when those were accepted that are timed. Few are, so it is not for each message to carry that.
+    timed: Vec<(usize, u64)>,
 }
 
 impl<K, M> Arrivals<K, M> {
     pub(crate) fn new() -> Self {
-        Arrivals { packed: VecDeque::new(), taken: 0, timed: VecDeque::new() }
+        Arrivals { packed: Vec::new(), timed: Vec::new() }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -178,9 +187,9 @@ impl<K, M> Arrivals<K, M> {
     #[inline(always)]
     pub(crate) fn push(&mut self, item: Item<K, M>) {
         if item.accepted_at > 0 {
-            self.timed.push_back((self.taken + self.packed.len() as u64, item.accepted_at));
+            self.timed.push((self.packed.len(), item.accepted_at));
         }
-        self.packed.push_back(Packed::pack(item));
+        self.packed.push(Packed::pack(item));
     }
 
     /// All of them. Only the first may be timed.
@@ -191,28 +200,9 @@ impl<K, M> Arrivals<K, M> {
         self.packed.extend(items.drain(..).map(Packed::pack));
     }
 
-    #[inline]
-    pub(crate) fn pop(&mut self) -> Option<Item<K, M>> {
-        let packed = self.packed.pop_front()?;
-        let number = self.taken;
-        self.taken += 1;
-        Some(packed.unpack(self.accepted_at(number)))
-    }
-
-    #[inline]
-    fn accepted_at(&mut self, number: u64) -> u64 {
-        match self.timed.front() {
-            Some(&(first, at)) if first == number => {
-                self.timed.pop_front();
-                at
-            }
-            _ => 0,
-        }
-    }
-
     /// Whether it has grown so much in a burst that it should give memory back.
     pub(crate) fn is_large(&self) -> bool {
-        self.packed.capacity() > 1_024
+        is_large(self.packed.capacity())
     }
 
     /// Gives memory back that it has grown to in a burst.
@@ -221,6 +211,73 @@ impl<K, M> Arrivals<K, M> {
             self.packed.shrink_to(0);
         }
     }
+}
+
+/// The same, as workers take them out.
+#[derive(Debug)]
+pub(crate) struct Inbox<K, M> {
+    packed: VecDeque<Packed<K, M>>,
+    timed: VecDeque<(usize, u64)>,
+    /// How many have been taken out: the place of the first one, when all came.
+    taken: usize,
+}
+
+impl<K, M> Inbox<K, M> {
+    pub(crate) fn new() -> Self {
+        Inbox { packed: VecDeque::new(), timed: VecDeque::new(), taken: 0 }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.packed.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.packed.is_empty()
+    }
+
+    /// Takes over all that has arrived. It has to be empty itself; its memory goes to the other side, and no message is moved.
+    pub(crate) fn refill(&mut self, arrivals: &mut Arrivals<K, M>) {
+        debug_assert!(self.is_empty() && self.timed.is_empty(), "older ones would be lost");
+        let (packed, timed) = (take(&mut self.packed), take(&mut self.timed));
+        self.packed = replace(&mut arrivals.packed, packed.into()).into();
+        self.timed = replace(&mut arrivals.timed, timed.into()).into();
+        self.taken = 0;
+    }
+
+    #[inline]
+    pub(crate) fn pop(&mut self) -> Option<Item<K, M>> {
+        let packed = self.packed.pop_front()?;
+        let place = self.taken;
+        self.taken += 1;
+        Some(packed.unpack(self.accepted_at(place)))
+    }
+
+    #[inline]
+    fn accepted_at(&mut self, place: usize) -> u64 {
+        match self.timed.front() {
+            Some(&(first, at)) if first == place => {
+                self.timed.pop_front();
+                at
+            }
+            _ => 0,
+        }
+    }
+
+    /// See [`Arrivals::is_large`].
+    pub(crate) fn is_large(&self) -> bool {
+        is_large(self.packed.capacity())
+    }
+
+    /// See [`Arrivals::shrink`].
+    pub(crate) fn shrink(&mut self) {
+        if self.is_large() {
+            self.packed.shrink_to(0);
+        }
+    }
+}
+
+fn is_large(capacity: usize) -> bool {
+    capacity > 1_024
 }
 
 #[cfg(test)]
@@ -243,13 +300,16 @@ mod tests {
                 expected.push((kind, priority, at));
             }
         }
+        let mut inbox = Inbox::new();
+        inbox.refill(&mut arrivals);
+        assert!(arrivals.is_empty());
         for (key, (kind, priority, at)) in expected.into_iter().enumerate() {
-            let out = arrivals.pop().unwrap();
+            let out = inbox.pop().unwrap();
             let same = item(key as u64, kind, priority, at);
             assert_eq!((out.fingerprint, out.accepted_at), (same.fingerprint, same.accepted_at));
             assert_eq!(out.message, same.message);
         }
-        assert!(arrivals.pop().is_none());
+        assert!(inbox.pop().is_none());
     }
 
     #[test]
@@ -265,7 +325,9 @@ mod tests {
             .map(|key| item(key, Kind::Event, Priority::Normal, if key == 1 { 7 } else { 0 }))
             .collect();
         arrivals.append(&mut batch);
-        let times: Vec<u64> = std::iter::from_fn(|| arrivals.pop()).map(|item| item.accepted_at).collect();
+        let mut inbox = Inbox::new();
+        inbox.refill(&mut arrivals);
+        let times: Vec<u64> = std::iter::from_fn(|| inbox.pop()).map(|item| item.accepted_at).collect();
         assert_eq!(times, [0, 7, 0, 0]);
     }
 }

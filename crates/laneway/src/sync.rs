@@ -1,4 +1,4 @@
-//! The one place that knows which locks we use: std's, or loom's when the models are checked.
+//! The one place that knows which locks we use: std's and a short one, or loom's when the models are checked.
 //!
 //! Everything above names its locks and atomics through this file, so `--cfg loom` turns the very code that users run into
 //! the model. Nothing of ours panics under a lock and no user code runs under one, so poisoning carries no information
@@ -10,6 +10,8 @@ pub(crate) use loom::sync::{
     atomic::{AtomicBool, AtomicU64, AtomicUsize},
 };
 #[cfg(not(loom))]
+pub(crate) use short::{ShortGuard, ShortLock, lock_short};
+#[cfg(not(loom))]
 pub(crate) use std::{
     sync::{
         Condvar, Mutex, MutexGuard,
@@ -19,6 +21,8 @@ pub(crate) use std::{
 };
 #[cfg(loom)]
 pub(crate) use token::{Thread, current, park};
+#[cfg(loom)]
+pub(crate) use {Mutex as ShortLock, MutexGuard as ShortGuard, lock as lock_short};
 
 use std::{sync::PoisonError, time::Duration};
 
@@ -72,6 +76,56 @@ impl<T> std::ops::Deref for Padded<T> {
     type Target = T;
     fn deref(&self) -> &T {
         &self.0
+    }
+}
+
+/// A lock that is held for some dozens of instructions, and taken for every message.
+///
+/// Std's lock gives way with a second read-modify-write, to learn whether somebody sleeps for it. That one costs as much as the first, and both together
+/// more than what a submitter does between them. Nobody sleeps for this one: it is given way with a store, and who does not get it
+/// looks again, at first at once, then after others have had its core, then after short sleeps, so that a holder whose core was taken away costs nobody more than a look now and then.
+#[cfg(not(loom))]
+mod short {
+    use std::time::Duration;
+
+    pub(crate) type ShortLock<T> = spin::mutex::SpinMutex<T>;
+    pub(crate) type ShortGuard<'a, T> = spin::mutex::SpinMutexGuard<'a, T>;
+
+    /// Looks with ever more pauses between them, up to two to the power of this: about as long as the lock is held by somebody who has much to do.
+    const PAUSES: u32 = 7;
+
+    /// Then so many looks between which others may have the core.
+    const OFFERS: u32 = 16;
+
+    /// Then looks with sleeps between them.
+    const NAP: Duration = Duration::from_micros(50);
+
+    /// Takes a lock.
+    #[inline(always)]
+    pub(crate) fn lock_short<T>(lock: &ShortLock<T>) -> ShortGuard<'_, T> {
+        match lock.try_lock() {
+            Some(guard) => guard,
+            None => look_again(lock),
+        }
+    }
+
+    #[cold]
+    fn look_again<T>(lock: &ShortLock<T>) -> ShortGuard<'_, T> {
+        let mut looks = 0;
+        loop {
+            match looks {
+                0..PAUSES => (0..1 << looks).for_each(|_| std::hint::spin_loop()),
+                _ if looks < PAUSES + OFFERS => std::thread::yield_now(),
+                _ => std::thread::sleep(NAP),
+            }
+            looks = (looks + 1).min(PAUSES + OFFERS);
+            // A look at a lock that is taken does not disturb its holder; an attempt does.
+            if !lock.is_locked()
+                && let Some(guard) = lock.try_lock()
+            {
+                return guard;
+            }
+        }
     }
 }
 

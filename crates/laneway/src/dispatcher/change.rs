@@ -9,7 +9,7 @@ use crate::{
     admission::Ingress,
     clock::Clock,
     lane::Parcel,
-    sync::{MutexGuard, lock},
+    sync::{MutexGuard, ShortGuard, lock},
 };
 
 impl<K, M> Dispatcher<K, M> {
@@ -41,7 +41,7 @@ impl<K, M> Dispatcher<K, M> {
 pub(crate) struct Locked<'a, K, M> {
     dispatcher: &'a Dispatcher<K, M>,
     inner: MutexGuard<'a, Inner<K, M>>,
-    ingress: MutexGuard<'a, Ingress<K, M>>,
+    ingress: ShortGuard<'a, Ingress<K, M>>,
 }
 
 impl<K, M> Locked<'_, K, M> {

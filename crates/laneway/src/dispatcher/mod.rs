@@ -29,9 +29,11 @@ use crate::{
     clock::Clock,
     error::Refusal,
     lane::{Ending, Hand, Heat, Lanes, Pace, Parcel, Wants},
-    message::{Arrivals, Item, Kind, Priority},
+    message::{Inbox, Item, Kind, Priority},
     stats::{Counted, Tally},
-    sync::{AtomicU64, AtomicUsize, Mutex, MutexGuard, Padded, lock, try_lock},
+    sync::{
+        AtomicU64, AtomicUsize, Mutex, MutexGuard, Padded, ShortGuard, ShortLock, lock, lock_short, try_lock,
+    },
     worker::{Backoff, Sleeper},
 };
 
@@ -92,7 +94,7 @@ struct Hints {
 struct Inner<K, M> {
     lanes: Lanes<K, M>,
     /// Taken from ingress, not yet admitted; all of it is older than what is in ingress now.
-    inbox: Arrivals<K, M>,
+    inbox: Inbox<K, M>,
     /// How many were taken with it.
     came: usize,
     /// At least as many as there are sleepers (rule 4).
@@ -119,6 +121,12 @@ impl<K, M> Inner<K, M> {
         self.lanes.next_due().is_some_and(|due| kept_until.is_none_or(|until| until > due))
     }
 
+    fn admit_inbox(&mut self) {
+        while let Some(arrival) = self.inbox.pop() {
+            self.lanes.admit(arrival);
+        }
+    }
+
     /// Gives back the memory that a burst has left behind, once nothing has been here for long enough; otherwise says when that will be.
     fn tidy_up(&mut self, ingress: &mut Ingress<K, M>, clock: &Clock, linger: u64) -> Option<u64> {
         let is_large = self.lanes.is_large() || self.inbox.is_large() || ingress.buffer.is_large();
@@ -142,7 +150,7 @@ impl<K, M> Inner<K, M> {
 pub(crate) struct Dispatcher<K, M> {
     pub(crate) name: String,
     pub(crate) limits: Limits,
-    ingress: Padded<(Mutex<Ingress<K, M>>, Hints)>,
+    ingress: Padded<(ShortLock<Ingress<K, M>>, Hints)>,
     inner: Padded<Mutex<Inner<K, M>>>,
     /// A copy of `Inner::released` for submitters.
     released: Padded<AtomicU64>,
@@ -209,7 +217,7 @@ impl<K, M> Dispatcher<K, M> {
         lanes.pace = pace.map(Pace::new);
         let inner = Inner {
             lanes,
-            inbox: Arrivals::new(),
+            inbox: Inbox::new(),
             came: 0,
             sleepers_hint: 0,
             timekeeper: None,
@@ -223,7 +231,7 @@ impl<K, M> Dispatcher<K, M> {
         Dispatcher {
             name,
             limits,
-            ingress: Padded((Mutex::new(Ingress::new(epoch)), Hints::default())),
+            ingress: Padded((ShortLock::new(Ingress::new(epoch)), Hints::default())),
             inner: Padded(Mutex::new(inner)),
             released: Padded(AtomicU64::new(0)),
             urgent: Padded(AtomicUsize::new(0)),
@@ -236,8 +244,9 @@ impl<K, M> Dispatcher<K, M> {
         }
     }
 
-    fn ingress(&self) -> MutexGuard<'_, Ingress<K, M>> {
-        lock(&self.ingress.0.0)
+    #[inline(always)]
+    fn ingress(&self) -> ShortGuard<'_, Ingress<K, M>> {
+        lock_short(&self.ingress.0.0)
     }
 
     fn hints(&self) -> &Hints {
@@ -688,13 +697,13 @@ impl<K, M> Dispatcher<K, M> {
         }
     }
 
-    /// Swaps the empty inbox for the ingress buffer. False if there is nothing in that either.
+    /// Fills the empty inbox from the ingress buffer. False if there is nothing in that either.
     fn refill(&self, inner: &mut Inner<K, M>) -> bool {
         let mut ingress = self.ingress();
         if ingress.buffer.is_empty() {
             return false;
         }
-        std::mem::swap(&mut inner.inbox, &mut ingress.buffer);
+        inner.inbox.refill(&mut ingress.buffer);
         inner.came = inner.inbox.len();
         self.hints().waiting.store(0, Ordering::Relaxed);
         true
@@ -801,12 +810,9 @@ fn take_sleeper_of<K, M>(inner: &mut Inner<K, M>, ingress: &mut Ingress<K, M>) -
 
 /// Admits all that has been accepted, in order.
 fn admit_everything<K, M>(inner: &mut Inner<K, M>, ingress: &mut Ingress<K, M>, hints: &Hints) {
-    while let Some(arrival) = inner.inbox.pop() {
-        inner.lanes.admit(arrival);
-    }
-    while let Some(arrival) = ingress.buffer.pop() {
-        inner.lanes.admit(arrival);
-    }
+    inner.admit_inbox();
+    inner.inbox.refill(&mut ingress.buffer);
+    inner.admit_inbox();
     hints.waiting.store(0, Ordering::Relaxed);
 }
 

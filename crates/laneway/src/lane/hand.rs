@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use super::{Heat, Lanes, waiting::NONE};
-use crate::message::{Arrivals, Item};
+use crate::message::{Inbox, Item};
 
 /// A lane's messages in the hands of a worker. The buffer is used again for another turn.
 #[derive(Debug)]
@@ -90,7 +90,7 @@ impl<K, M> Hand<K, M> {
     /// `lane/stream.rs`.
     pub(crate) fn fill_from(
         &mut self,
-        inbox: &mut Arrivals<K, M>,
+        inbox: &mut Inbox<K, M>,
         lanes: &mut Lanes<K, M>,
         heat: &mut Heat,
         most: usize,
@@ -98,15 +98,18 @@ impl<K, M> Hand<K, M> {
     ) -> bool {
         let turn = &mut self.turns[0];
         let most = heat.begin(inbox.len(), lanes.has_ready()).min(most);
-        while turn.items.len() < most
+        // The same memory, without what a queue has to do for its two ends.
+        let mut items = Vec::from(std::mem::take(&mut turn.items));
+        while items.len() < most
             && let Some(item) = inbox.pop()
         {
             if lanes.has_lane(item.fingerprint) || heat.rises(item.fingerprint) {
                 lanes.admit(item);
             } else {
-                turn.items.push_back(item);
+                items.push(item);
             }
         }
+        turn.items = items.into();
         let taken = turn.items.len();
         if taken > 0 {
             (turn.lane, turn.attempts, turn.released) = (NONE, 0, 0);
