@@ -41,6 +41,26 @@ impl Broker {
 
 /// Starts a node. The user `guest` with the password `guest` may do everything.
 pub fn start() -> Result<Broker> {
+    start_with(|_| Ok(String::new()))
+}
+
+/// The same, and it speaks TLS, too: with this certificate and key (PEM), on a port that is given back.
+pub fn start_with_tls(certificate: &str, key: &str) -> Result<(Broker, u16)> {
+    let port = free_port()?;
+    let broker = start_with(|folder| {
+        let file = |name: &str| folder.join(name).display().to_string();
+        let (certificate_file, key_file) = (file("certificate.pem"), file("key.pem"));
+        fs::write(&certificate_file, certificate)?;
+        fs::write(&key_file, key)?;
+        Ok(format!(
+            "listeners.ssl.1 = 127.0.0.1:{port}\nssl_options.cacertfile = {certificate_file}\nssl_options.certfile = {certificate_file}\nssl_options.keyfile = {key_file}\nssl_options.verify = verify_none\n"
+        ))
+    })?;
+    Ok((broker, port))
+}
+
+/// Starts a node with further settings, which may need files in its folder.
+fn start_with(further: impl FnOnce(&Path) -> Result<String>) -> Result<Broker> {
     let script = script()?;
     let epmd = start_epmd()?;
     let (port, distribution, names) = (free_port()?, free_port()?, epmd.address().port());
@@ -51,7 +71,7 @@ pub fn start() -> Result<Broker> {
         ready: Box::new(has_started),
         user: None,
     };
-    let node = Server::start(recipe, |folder| prepare(folder, port))?;
+    let node = Server::start(recipe, |folder| prepare(folder, port, &further(folder)?))?;
     Ok(Broker { node, epmd })
 }
 
@@ -84,10 +104,10 @@ fn start_epmd() -> Result<Server> {
     Server::start(recipe, |_| Ok(()))
 }
 
-fn prepare(folder: &Path, port: u16) -> Result<()> {
+fn prepare(folder: &Path, port: u16, further: &str) -> Result<()> {
     // Little else runs beside the tests that could need the disk.
     let settings = format!(
-        "listeners.tcp.1 = 127.0.0.1:{port}\nlog.console = true\nlog.console.level = warning\nlog.file = false\ndisk_free_limit.absolute = 50MB\n"
+        "listeners.tcp.1 = 127.0.0.1:{port}\nlog.console = true\nlog.console.level = warning\nlog.file = false\ndisk_free_limit.absolute = 50MB\n{further}"
     );
     fs::write(folder.join("rabbitmq.conf"), settings)?;
     fs::write(folder.join("plugins"), "[rabbitmq_consistent_hash_exchange].\n")?;

@@ -730,8 +730,7 @@ async fn tls_agrees_on_the_version_and_trusts_who_it_is_told_to() {
 async fn a_company_is_trusted_by_its_certificate() {
     let own = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let mut settings = HttpSettings::default();
-    let text = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, own.cert.der());
-    let pem = format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n");
+    let pem = own.cert.pem();
     settings.trust_pem([pem.clone(), pem].concat().as_bytes()).unwrap();
     assert_eq!(settings.trusted, [own.cert.der().clone(), own.cert.der().clone()]);
     let refused = |pem: &[u8]| HttpSettings::default().trust_pem(pem).unwrap_err();

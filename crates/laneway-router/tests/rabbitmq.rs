@@ -45,6 +45,16 @@ fn settings(broker: &Broker) -> Settings {
     Settings { linger: Duration::from_millis(200), ..Settings::new(rabbitmq::url(broker), &queue) }
 }
 
+/// What `laneway doctor` asks about a source.
+fn examination() -> Examination {
+    Examination {
+        name: "orders".into(),
+        role: Role::Source,
+        lease: Duration::from_secs(30),
+        attempt: Duration::from_secs(10),
+    }
+}
+
 struct Rabbit {
     settings: Settings,
     queue: RabbitQueue,
@@ -486,12 +496,7 @@ async fn partitions_are_shared_with_an_instance_that_comes_later() {
 #[tokio::test]
 async fn an_examination_finds_what_breaks_the_order() {
     let rabbit = Rabbit::new(Settings { partitions: 2, ..settings(broker()) }).await;
-    let examination = Examination {
-        name: "orders".into(),
-        role: Role::Source,
-        lease: Duration::from_secs(30),
-        attempt: Duration::from_secs(10),
-    };
+    let examination = examination();
     let findings = rabbit.settings.examine(&examination).await;
     assert!(findings.iter().all(|finding| finding.level == Level::Fine), "{findings:#?}");
     assert_eq!(
@@ -533,13 +538,48 @@ async fn an_examination_finds_what_breaks_the_order() {
     assert!(away[0].level == Level::Error && away[0].what.contains("cannot connect"), "{away:#?}");
 }
 
+/// Brokers in a cloud speak nothing else.
+#[tokio::test]
+async fn over_tls_it_trusts_whom_it_is_told_to() {
+    let own = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let (certificate, key) = (own.cert.pem(), own.signing_key.serialize_pem());
+    let (broker, port) = rabbitmq::start_with_tls(&certificate, &key).expect("RabbitMQ starts with TLS");
+    let file = broker.node.folder().join("trusted.pem");
+    let named = file.display().to_string();
+    let stranger = Settings::new(format!("amqps://guest:guest@localhost:{port}/%2f"), "orders");
+    let friend = Settings { trusted_certificates: vec![named.clone()], ..stranger.clone() };
+
+    for (settings, said) in
+        [(&stranger, "`trusted-certificates`"), (&friend, "cannot be trusted: No such file")]
+    {
+        let findings = settings.examine(&examination()).await;
+        assert!(findings[0].level == Level::Error && findings[0].what.contains(said), "{findings:#?}");
+    }
+    std::fs::write(&file, "no certificate").unwrap();
+    let error = RabbitQueue::new(friend.clone()).consumer("test").connect().await.unwrap_err().to_string();
+    assert!(error.contains("there is no certificate in it"), "{error}");
+
+    std::fs::write(&file, &certificate).unwrap();
+    let rabbit = Rabbit::new(friend).await;
+    let url = format!("{}?queue=orders&trusted-certificates={named}", stranger.url.expose());
+    let sink = from_url(&url).expect("a URL").open_sink("sink".into()).await.expect("a sink");
+    sink.publish((0..20).map(|number| outgoing(sample("g", number))).collect()).await.expect("published");
+    sink.close().await;
+    let source = rabbit.queue.consumer("test");
+    let mut witness = Witness::default();
+    while witness.count() < 20 {
+        let claimed = source.claim(wants(20)).await.expect("a claim");
+        source.settle(witness.see(&claimed)).await.expect("settled");
+    }
+    source.close().await;
+}
+
 /// What `laneway send --to` does with a URL, right and wrong.
 #[tokio::test]
 async fn a_url_names_a_queue_to_publish_to() {
     let rabbit = Rabbit::new(Settings { partitions: 2, ..settings(broker()) }).await;
     let (url, queue) = (rabbit.settings.url.expose(), rabbit.settings.queue.as_str());
     for (bad, said) in [
-        ("amqps://h/%2f?queue=a".to_owned(), "no TLS"),
         (url.to_owned(), "must name the queue"),
         (format!("{url}?queue=a&partitions=0"), "partitions must be 1 to 256"),
         (format!("{url}?queue=a&colour=red"), "\"colour\" is no part of the URL"),

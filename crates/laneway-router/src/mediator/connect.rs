@@ -47,7 +47,7 @@ pub enum BadCertificate {
 }
 
 /// The certificates of a PEM text, each of which could be trusted.
-pub(super) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, BadCertificate> {
+pub(crate) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, BadCertificate> {
     let mut roots = RootCertStore::empty();
     let usable = CertificateDer::pem_slice_iter(pem).zip(1..).map(|(certificate, number)| {
         let unusable = |problem: &dyn std::fmt::Display| BadCertificate::Unusable {

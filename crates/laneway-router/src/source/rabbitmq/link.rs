@@ -11,14 +11,18 @@ use lapin::options::{
     BasicPublishOptions, ConfirmSelectOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions,
 };
 use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
+use lapin::runtime::default_runtime;
+use lapin::tcp::OwnedTLSConfig;
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{
     BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, Error, ErrorKind, ExchangeKind,
 };
+use rustls::CertificateError;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use super::Settings;
+use crate::mediator::connect::certificates;
 use crate::source::SourceError;
 use crate::source::broker::{Examination, Finding, Role};
 use crate::source::pushed::ANSWER;
@@ -42,7 +46,11 @@ pub(super) async fn answer<T>(
 fn explain(settings: &Settings, what: &str, error: &Error) -> SourceError {
     let place = settings.place();
     let ErrorKind::ProtocolError(said) = error.kind() else {
-        return SourceError::Unavailable(format!("cannot {what} at {place}: {error}"));
+        let advice = match is_distrust(error) {
+            true => ": name the file with the certificate of its issuer in `trusted-certificates`",
+            false => "",
+        };
+        return SourceError::Unavailable(format!("cannot {what} at {place}: {error}{advice}"));
     };
     let text = said.get_message();
     match said.kind() {
@@ -57,6 +65,13 @@ fn explain(settings: &Settings, what: &str, error: &Error) -> SourceError {
         }
         _ => SourceError::Unavailable(format!("cannot {what} at {place}: {text}")),
     }
+}
+
+/// Whether the broker's certificate is of nobody that is trusted here.
+fn is_distrust(error: &Error) -> bool {
+    let ErrorKind::IOError(error) = error.kind() else { return false };
+    let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
+    matches!(cause, Some(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer)))
 }
 
 /// Whether what was asked for is not there.
@@ -102,7 +117,27 @@ pub(super) async fn connect(
     uri.query.frame_max = uri.query.frame_max.or(frame_bytes_max);
     let properties = ConnectionProperties::default()
         .with_connection_name(format!("laneway {role} {}", settings.queue).into());
-    answer(settings, "connect", Connection::connect_uri(uri, properties)).await
+    let tls = OwnedTLSConfig { identity: None, cert_chain: trusted(settings)? };
+    let runtime = default_runtime().map_err(|error| explain(settings, "connect", &error))?;
+    answer(settings, "connect", Connection::connect_uri_with_config(uri, properties, tls, runtime)).await
+}
+
+/// The certificates that are trusted beside those that browsers trust, as they are in their files now: a new one counts from the next connection on.
+fn trusted(settings: &Settings) -> Result<Option<String>, SourceError> {
+    let mut all = String::new();
+    for file in &settings.trusted_certificates {
+        let text = std::fs::read_to_string(file).map_err(|error| error.to_string());
+        let usable = text.and_then(|text| match certificates(text.as_bytes()) {
+            Ok(_) => Ok(text),
+            Err(problem) => Err(problem.to_string()),
+        });
+        let text = usable.map_err(|problem| {
+            SourceError::Broken(format!("the certificates in {file:?} cannot be trusted: {problem}"))
+        })?;
+        all.push_str(&text);
+        all.push('\n');
+    }
+    Ok((!all.is_empty()).then_some(all))
 }
 
 /// As good as no limit of deliveries. There should be none, since every instance that goes counts as one for everything that it had in hand. But RabbitMQ

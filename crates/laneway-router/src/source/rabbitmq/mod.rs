@@ -41,7 +41,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use laneway_config::Section;
-use lapin::uri::{AMQPScheme, AMQPUri};
+use lapin::uri::AMQPUri;
 
 use super::broker::{Broker, Examination, Finding, Role};
 use super::sink::{Sink, SinkError};
@@ -66,8 +66,10 @@ pub const REASON_HEADER: &str = "x-laneway-reason";
 /// How a queue is read, or published to.
 #[derive(Clone, PartialEq)]
 pub struct Settings {
-    /// `amqp://user:password@host:port/vhost`.
+    /// `amqp://user:password@host:port/vhost`, or `amqps` for TLS.
     pub url: Secret,
+    /// Files with certificates that are trusted beside those that browsers trust.
+    pub trusted_certificates: Vec<String>,
     /// The queue; with partitions, the first part of their names.
     pub queue: String,
     /// How many queues there are behind the exchange. One has no exchange.
@@ -107,6 +109,7 @@ impl Settings {
     pub fn new(url: impl Into<String>, queue: &str) -> Self {
         Settings {
             url: Secret::new(url),
+            trusted_certificates: Vec::new(),
             queue: queue.to_owned(),
             partitions: 1,
             exchange: queue.to_owned(),
@@ -144,20 +147,15 @@ impl Settings {
     fn place(&self) -> String {
         self.uri().map_or_else(
             |_| "amqp://?".to_owned(),
-            |uri| format!("amqp://{}:{}", uri.authority.host, uri.authority.port),
+            |uri| format!("{}://{}:{}", uri.scheme, uri.authority.host, uri.authority.port),
         )
     }
 }
 
 /// What is wrong with a URL, if anything.
 fn bad_url(url: &str) -> Option<&'static str> {
-    match url.parse::<AMQPUri>() {
-        Err(_) => Some("must be a URL such as \"amqp://user:password@host:5672/%2f\""),
-        Ok(uri) if uri.scheme == AMQPScheme::AMQPS => Some(
-            "must begin with amqp://: this program speaks no TLS to RabbitMQ, so put a tunnel in front of it",
-        ),
-        Ok(_) => None,
-    }
+    let is_bad = url.parse::<AMQPUri>().is_err();
+    is_bad.then_some("must be a URL such as \"amqp://user:password@host:5672/%2f\", with amqps for TLS")
 }
 
 fn name(s: &mut Section<'_>, key: &str) -> String {
@@ -176,6 +174,9 @@ pub(super) fn read(s: &mut Section<'_>, role: Role) -> Arc<dyn Broker> {
     }
     let queue = name(s, "queue");
     let mut settings = Settings::new(url, &queue);
+    if s.has("trusted-certificates") {
+        settings.trusted_certificates = s.texts("trusted-certificates");
+    }
     if s.has("partitions") {
         settings.partitions = s.integer("partitions", 1..=PARTITIONS_MAX as u64) as usize;
     }
@@ -230,6 +231,7 @@ pub(super) fn from_url(url: &str) -> Result<Arc<dyn Broker>, String> {
         match key {
             "queue" => settings.queue = value,
             "exchange" => settings.exchange = value,
+            "trusted-certificates" => settings.trusted_certificates.push(value),
             "partitions" => {
                 let partitions = value.parse().ok().filter(|count| (1..=PARTITIONS_MAX).contains(count));
                 settings.partitions =
@@ -237,7 +239,7 @@ pub(super) fn from_url(url: &str) -> Result<Arc<dyn Broker>, String> {
             }
             other => {
                 return Err(format!(
-                    "{other:?} is no part of the URL: there are queue, partitions, exchange"
+                    "{other:?} is no part of the URL: there are queue, partitions, exchange, trusted-certificates"
                 ));
             }
         }
