@@ -4,58 +4,64 @@
 //! costs it, and its log, as much as that of a single one. It is only true of a message before which none is left; and it must name one that is still
 //! unacknowledged, or the broker closes the channel.
 //!
-//! Groups finish their messages in another order than that of the queue, so what is done is rarely a prefix at once, and soon part of one: who has more waits for it for a
-//! moment, as long as the prefix moves. Where it stands still, because its next message is a long one, nobody waits.
+//! Groups finish their messages in another order than that of the queue, so what is done is rarely a prefix at once, and soon part of one: who has more waits for it. How
+//! long that takes depends on how many other queues are served meanwhile, so it is not the time that decides but the window: what is done and untold takes up a part
+//! of it, in which the broker sends nothing new, and half of it may wait so. Where the prefix stands still, because its next message is a long one, nobody waits.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::pin::pin;
 use std::time::Duration;
 
 use lapin::Channel;
 use lapin::options::BasicAckOptions;
-use tokio::sync::{Mutex, MutexGuard, Notify};
+use tokio::sync::{Mutex, MutexGuard, oneshot};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::link::all_sent;
 use crate::source::pushed::ANSWER;
 
-/// A prefix that has not moved for so long is not waited for: a few times what a window of quick messages takes.
-const PATIENCE: Duration = Duration::from_millis(5);
+/// A prefix that has not moved for so long is not waited for.
+const STILL: Duration = Duration::from_millis(200);
+
+/// Nor is one that moves waited for longer than this: the broker should know what is done.
+const PATIENCE: Duration = Duration::from_millis(400);
+
+/// One of so many messages in the window may be done and untold.
+const UNTOLD: usize = 2;
 
 /// The way back to the broker of what came over a subscription.
 pub(super) struct Acks {
     channel: Channel,
     /// Held until all have left, so that none is overtaken by one for everything up to a later message.
     told: Mutex<Told>,
-    /// Told when the prefix has moved.
-    moved: Notify,
+    /// So many may wait for the prefix.
+    untold_max: usize,
 }
 
 impl Acks {
-    pub(super) fn new(channel: Channel) -> Self {
-        Acks { channel, told: Mutex::new(Told::new(Instant::now())), moved: Notify::new() }
+    /// For a subscription with such a window, in messages.
+    pub(super) fn new(channel: Channel, window: u16) -> Self {
+        let told = Mutex::new(Told::new(Instant::now()));
+        Acks { channel, told, untold_max: usize::from(window) / UNTOLD }
     }
 
     /// Acknowledges messages by their numbers. There is no answer: the acknowledgements have left, or they have not.
     pub(super) async fn send(&self, numbers: &[u64]) -> bool {
-        let Some(last) = numbers.iter().max() else { return true };
+        let Some(&last) = numbers.iter().max() else { return true };
         let mut told = self.told.lock().await;
         told.note_all(numbers, Instant::now());
         if let Some(word) = told.tell_prefix() {
             told = self.say(told, vec![word]).await;
-            self.moved.notify_waiters();
         }
-        let at_last = Instant::now() + PATIENCE * 4;
-        while told.can_be_said && *last > told.prefix {
-            let until = (told.moved + PATIENCE).min(at_last);
-            if until <= Instant::now() {
+        let (at_last, mut reached) = (Instant::now() + PATIENCE, None);
+        while told.can_be_said && last > told.prefix {
+            let until = (told.moved + STILL).min(at_last);
+            if until <= Instant::now() || told.untold.len() > self.untold_max {
                 let words = told.tell_each(numbers);
                 return self.say(told, words).await.can_be_said;
             }
-            let mut moved = pin!(self.moved.notified());
-            moved.as_mut().enable();
+            let reached = reached.get_or_insert_with(|| told.when_reached(last));
             drop(told);
-            let _ = timeout_at(until, moved).await;
+            let _ = timeout_at(until, reached).await;
             told = self.told.lock().await;
         }
         told.can_be_said
@@ -72,6 +78,7 @@ impl Acks {
             async move { channel.basic_ack(number, BasicAckOptions { multiple }).await }
         });
         told.can_be_said &= matches!(timeout(ANSWER, all_sent(saying)).await, Ok(Ok(_)));
+        told.wake();
         told
     }
 }
@@ -86,13 +93,37 @@ struct Told {
     untold: BTreeSet<u64>,
     /// When the prefix last moved.
     moved: Instant,
+    /// Who waits for it to reach which message.
+    waiting: BTreeMap<u64, Vec<oneshot::Sender<()>>>,
     /// Whatever was to be said could be.
     can_be_said: bool,
 }
 
 impl Told {
     fn new(now: Instant) -> Self {
-        Told { prefix: 0, beyond: BTreeMap::new(), untold: BTreeSet::new(), moved: now, can_be_said: true }
+        Told {
+            prefix: 0,
+            beyond: BTreeMap::new(),
+            untold: BTreeSet::new(),
+            moved: now,
+            waiting: BTreeMap::new(),
+            can_be_said: true,
+        }
+    }
+
+    /// Ends when the prefix has reached a message, and the broker was told, or nothing can be said any more.
+    fn when_reached(&mut self, number: u64) -> oneshot::Receiver<()> {
+        let (reached, answer) = oneshot::channel();
+        self.waiting.entry(number).or_default().push(reached);
+        answer
+    }
+
+    /// Wakes those who have waited long enough.
+    fn wake(&mut self) {
+        let still = if self.can_be_said { self.prefix } else { u64::MAX };
+        let beyond = self.waiting.split_off(&still.saturating_add(1));
+        // Whoever waits hears that its other end is gone.
+        drop(std::mem::replace(&mut self.waiting, beyond));
     }
 
     /// Messages are done.
@@ -135,6 +166,8 @@ impl Told {
 mod tests {
     use std::collections::BTreeSet;
 
+    use tokio::sync::oneshot::error::TryRecvError;
+
     use super::*;
 
     fn told() -> Told {
@@ -167,12 +200,28 @@ mod tests {
     fn what_has_waited_for_the_prefix_is_told_with_it() {
         let mut told = told();
         let began = told.moved;
-        told.note_all(&[3, 2, 5], began + PATIENCE);
+        told.note_all(&[3, 2, 5], began + STILL);
         assert_eq!((told.tell_prefix(), told.moved), (None, began), "1 is left");
-        told.note_all(&[1], began + PATIENCE);
-        assert_eq!((told.tell_prefix(), told.moved), (Some((3, true)), began + PATIENCE));
+        told.note_all(&[1], began + STILL);
+        assert_eq!((told.tell_prefix(), told.moved), (Some((3, true)), began + STILL));
         assert_eq!(told.tell_each(&[3, 2, 5]), [(5, false)], "the others were told");
         assert!(told.untold.is_empty());
+    }
+
+    #[test]
+    fn who_waits_is_woken_when_the_prefix_is_there_or_the_channel_is_not() {
+        let mut told = told();
+        let [mut near, mut far] = [3, 5].map(|number| told.when_reached(number));
+        let is_over = |waiting: &mut oneshot::Receiver<()>| waiting.try_recv() == Err(TryRecvError::Closed);
+        told.note_all(&[3, 2], Instant::now());
+        told.wake();
+        assert!(!is_over(&mut near), "1 is left");
+        told.note_all(&[1], Instant::now());
+        told.wake();
+        assert_eq!([&mut near, &mut far].map(is_over), [true, false]);
+        told.can_be_said = false;
+        told.wake();
+        assert!(is_over(&mut far) && told.waiting.is_empty());
     }
 
     #[test]

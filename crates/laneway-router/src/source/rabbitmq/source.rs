@@ -28,8 +28,8 @@ use crate::source::pushed::{
 };
 use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
 
-/// So many batches of settlements are under way at once: one may wait for the next to complete the prefix (`acks.rs`).
-const SETTLES_AT_ONCE: usize = 8;
+/// So many batches of settlements are under way at once: all that may wait for one behind them to complete the prefix (`acks.rs`).
+const SETTLES_AT_ONCE: usize = 512;
 
 /// An acknowledgement of many costs the broker no more than one, and the prefetch is soon used up while they gather.
 const GATHER: Duration = Duration::from_millis(1);
@@ -367,7 +367,7 @@ impl<'a> Session<'a> {
             );
             let consumer = answer(settings, &format!("read from {queue}"), consume).await?;
             let epoch = inner.pushed.open(part);
-            let acks = Arc::new(Acks::new(channel.clone()));
+            let acks = Arc::new(Acks::new(channel.clone(), settings.prefetch));
             let reader =
                 Reader { inner: Arc::clone(inner), part, epoch, acks, consumer: ManuallyDrop::new(consumer) };
             tokio::spawn(reader.read(self.ends.0.clone()));
