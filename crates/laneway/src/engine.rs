@@ -309,7 +309,7 @@ impl<K: Hash, M> Shared<K, M> {
         }
     }
 
-    /// The same for a placement that is asked about the key.
+    /// The same for whatever else: a placement that is asked about the key, an engine that is closed or has a bound of its own, a submitter who has given up.
     #[inline(never)]
     fn submit_placed(
         &self,

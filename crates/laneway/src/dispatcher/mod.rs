@@ -601,7 +601,7 @@ impl<K, M> Dispatcher<K, M> {
             if !streams && inner.lanes.gives_way(turn) {
                 // The lane goes to the back of the list: whatever has come meanwhile must be in that list before it. (Who streams
                 // gives the inbox its turn first.)
-                admit_everything(inner, &mut self.ingress(), self.hints());
+                self.admit_all(inner);
             }
             let settled = inner.lanes.settle(turn, now);
             earlier_timer |= settled.earlier_timer;
@@ -682,9 +682,8 @@ impl<K, M> Dispatcher<K, M> {
     /// Admits what has come, a portion at a time, unless there are lanes enough to go on with.
     fn admit_some(&self, inner: &mut Inner<K, M>, enough: usize) {
         if self.urgent.load(Ordering::Relaxed) > 0 {
-            let mut ingress = self.ingress();
             self.urgent.store(0, Ordering::Relaxed);
-            return admit_everything(inner, &mut ingress, self.hints());
+            return self.admit_all(inner);
         }
         while inner.lanes.ready_lanes() * 2 < enough.max(2) {
             if inner.inbox.is_empty() && !self.refill(inner) {
@@ -694,6 +693,14 @@ impl<K, M> Dispatcher<K, M> {
                 let Some(arrival) = inner.inbox.pop() else { break };
                 inner.lanes.admit(arrival);
             }
+        }
+    }
+
+    /// Admits all that has been accepted, in order. Ingress is held only to take over what is in it.
+    fn admit_all(&self, inner: &mut Inner<K, M>) {
+        inner.admit_inbox();
+        if self.refill(inner) {
+            inner.admit_inbox();
         }
     }
 
@@ -808,7 +815,7 @@ fn take_sleeper_of<K, M>(inner: &mut Inner<K, M>, ingress: &mut Ingress<K, M>) -
     sleeper
 }
 
-/// Admits all that has been accepted, in order.
+/// The same for whoever needs ingress to stay as it is afterwards.
 fn admit_everything<K, M>(inner: &mut Inner<K, M>, ingress: &mut Ingress<K, M>, hints: &Hints) {
     inner.admit_inbox();
     inner.inbox.refill(&mut ingress.buffer);

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{Dispatcher, admit_everything};
+use super::Dispatcher;
 use crate::{
     clock::Clock,
     explain::{Explanation, Reason},
@@ -20,7 +20,7 @@ impl<K, M> Dispatcher<K, M> {
     pub(crate) fn operate<R>(&self, act: impl FnOnce(&mut Lanes<K, M>, &mut Counted, &mut u64) -> R) -> R {
         let mut guard = lock(&self.inner);
         let inner = &mut *guard;
-        admit_everything(inner, &mut self.ingress(), self.hints());
+        self.admit_all(inner);
         let before = inner.released;
         let result = act(&mut inner.lanes, &mut inner.counted, &mut inner.released);
         let released = inner.released;
@@ -202,7 +202,7 @@ impl<K, M> Dispatcher<K, M> {
     pub(crate) fn give_back(&self) -> Vec<Item<K, M>> {
         let mut guard = lock(&self.inner);
         let inner = &mut *guard;
-        admit_everything(inner, &mut self.ingress(), self.hints());
+        self.admit_all(inner);
         let mut items = Vec::with_capacity(inner.lanes.waiting_messages());
         inner.lanes.give_back(&mut items);
         items

@@ -430,6 +430,12 @@ impl<T> Pushed<T> {
         (0..shelf.parts()).for_each(|part| shelf.forget(part, &mut memory, now));
     }
 
+    /// Waits until no acknowledgement of a subscription that is not ours any more is under way: then all that could not be sent is remembered.
+    #[cfg(feature = "rabbitmq")]
+    pub(crate) async fn until_settled(&self, part: usize) {
+        self.until(Instant::now() + ANSWER, |pushed| !pushed.shelf().is_settling(part)).await;
+    }
+
     fn failed(&self, error: SourceError) {
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
         self.stirred.notify_waiters();

@@ -351,8 +351,13 @@ impl<T> Shelf<T> {
 
     /// Whether nothing is leased, settled or delayed: nobody would miss it.
     pub(crate) fn is_at_rest(&self) -> bool {
-        let is_settling = self.parts.iter().any(|part| part.settling > 0);
+        let is_settling = (0..self.parts()).any(|part| self.is_settling(part));
         self.leases.is_empty() && self.delayed.is_empty() && !is_settling
+    }
+
+    /// Whether an acknowledgement is under way.
+    pub(crate) fn is_settling(&self, part: usize) -> bool {
+        self.parts[part].settling > 0
     }
 
     /// Waiting and leased.

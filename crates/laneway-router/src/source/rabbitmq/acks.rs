@@ -5,8 +5,11 @@
 //! unacknowledged, or the broker closes the channel.
 //!
 //! Groups finish their messages in another order than that of the queue, so what is done is rarely a prefix at once, and soon part of one: who has more waits for it. How
-//! long that takes depends on how many other queues are served meanwhile, so it is not the time that decides but the window: what is done and untold takes up a part
-//! of it, in which the broker sends nothing new, and half of it may wait so. Where the prefix stands still, because its next message is a long one, nobody waits.
+//! long that takes depends on how many other queues are served meanwhile (with eight on two cores a message is in the house for 80 ms), so it is less the time that decides than the window:
+//! what is done and untold takes up a part of it, in which the broker sends nothing new, and half of it may wait so. Where the prefix stands still, because its next message
+//! is a long one, nobody waits.
+//!
+//! Whoever waits when the subscription ends is told so at once ([`Acks::end`]): what the broker has not heard of comes again, and must be remembered by then.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -19,52 +22,63 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::link::all_sent;
 use crate::source::pushed::ANSWER;
 
-/// A prefix that has not moved for so long is not waited for.
+/// A prefix that has moved within this time is waited for, whatever the window: a few times what a window of quick messages takes where nothing else is done.
+const SOON: Duration = Duration::from_millis(5);
+
+/// One that has not moved for so long is not: more than a window took with a hundred queues on two cores, and still short for an operator who looks at the broker.
 const STILL: Duration = Duration::from_millis(200);
 
-/// Nor is one that moves waited for longer than this: the broker should know what is done.
+/// Nor does anybody wait for longer than this for one that moves: the broker should know what is done.
 const PATIENCE: Duration = Duration::from_millis(400);
 
-/// One of so many messages in the window may be done and untold.
+/// One of so many messages in the window may be done and untold. With one in four, eight queues had thirty times as many words to say as with all.
 const UNTOLD: usize = 2;
+
+/// In a smaller window each place counts, and nobody waits for longer than [`SOON`].
+const WINDOW_MIN: usize = 64;
 
 /// The way back to the broker of what came over a subscription.
 pub(super) struct Acks {
     channel: Channel,
     /// Held until all have left, so that none is overtaken by one for everything up to a later message.
     told: Mutex<Told>,
-    /// So many may wait for the prefix.
-    untold_max: usize,
 }
 
 impl Acks {
     /// For a subscription with such a window, in messages.
     pub(super) fn new(channel: Channel, window: u16) -> Self {
-        let told = Mutex::new(Told::new(Instant::now()));
-        Acks { channel, told, untold_max: usize::from(window) / UNTOLD }
+        Acks { channel, told: Mutex::new(Told::new(usize::from(window), Instant::now())) }
     }
 
-    /// Acknowledges messages by their numbers. There is no answer: the acknowledgements have left, or they have not.
-    pub(super) async fn send(&self, numbers: &[u64]) -> bool {
+    /// Acknowledges messages by their numbers, when the prefix has come so far if they can wait for it. There is no answer: the acknowledgements have left, or they have not.
+    pub(super) async fn send(&self, numbers: &[u64], can_wait: bool) -> bool {
         let Some(&last) = numbers.iter().max() else { return true };
+        let began = Instant::now();
         let mut told = self.told.lock().await;
-        told.note_all(numbers, Instant::now());
+        told.note_all(numbers, began);
         if let Some(word) = told.tell_prefix() {
             told = self.say(told, vec![word]).await;
         }
-        let (at_last, mut reached) = (Instant::now() + PATIENCE, None);
-        while told.can_be_said && last > told.prefix {
-            let until = (told.moved + STILL).min(at_last);
-            if until <= Instant::now() || told.untold.len() > self.untold_max {
+        let mut reached = None;
+        while told.can_be_said && told.is_untold(numbers) {
+            let until = told.waits_until(began, Instant::now()).filter(|_| can_wait);
+            let Some(until) = until else {
                 let words = told.tell_each(numbers);
                 return self.say(told, words).await.can_be_said;
-            }
+            };
             let reached = reached.get_or_insert_with(|| told.when_reached(last));
             drop(told);
             let _ = timeout_at(until, reached).await;
             told = self.told.lock().await;
         }
         told.can_be_said
+    }
+
+    /// The subscription is at its end: tells all that is done, as far as that can be said, and nobody waits any more.
+    pub(super) async fn end(&self) {
+        let mut told = self.told.lock().await;
+        let words = told.end();
+        drop(self.say(told, words).await);
     }
 
     /// Says words, and waits until they have left. After one that could not be said the channel is of no use.
@@ -95,13 +109,19 @@ struct Told {
     moved: Instant,
     /// Who waits for it to reach which message.
     waiting: BTreeMap<u64, Vec<oneshot::Sender<()>>>,
+    /// So many may be done and untold for long.
+    untold_max: usize,
+    /// Nobody waits any more.
+    has_ended: bool,
     /// Whatever was to be said could be.
     can_be_said: bool,
 }
 
 impl Told {
-    fn new(now: Instant) -> Self {
+    fn new(window: usize, now: Instant) -> Self {
         Told {
+            untold_max: if window < WINDOW_MIN { 0 } else { window / UNTOLD },
+            has_ended: false,
             prefix: 0,
             beyond: BTreeMap::new(),
             untold: BTreeSet::new(),
@@ -120,10 +140,29 @@ impl Told {
 
     /// Wakes those who have waited long enough.
     fn wake(&mut self) {
-        let still = if self.can_be_said { self.prefix } else { u64::MAX };
-        let beyond = self.waiting.split_off(&still.saturating_add(1));
+        let over = self.has_ended || !self.can_be_said;
+        let beyond = if over { BTreeMap::new() } else { self.waiting.split_off(&(self.prefix + 1)) };
         // Whoever waits hears that its other end is gone.
         drop(std::mem::replace(&mut self.waiting, beyond));
+    }
+
+    /// Until when something beyond the prefix that was done at `began` waits for it; none if it should be told by itself.
+    fn waits_until(&self, began: Instant, now: Instant) -> Option<Instant> {
+        let pause = if self.untold.len() > self.untold_max { SOON } else { STILL };
+        let until = (self.moved + pause).min(began + PATIENCE);
+        (until > now && !self.has_ended).then_some(until)
+    }
+
+    fn is_untold(&self, numbers: &[u64]) -> bool {
+        numbers.iter().any(|number| self.untold.contains(number))
+    }
+
+    /// Nobody waits any more: words for all that is untold.
+    fn end(&mut self) -> Vec<(u64, bool)> {
+        self.has_ended = true;
+        let prefix = self.tell_prefix();
+        let each = std::mem::take(&mut self.untold).into_iter().map(|number| (number, false));
+        prefix.into_iter().chain(each).collect()
     }
 
     /// Messages are done.
@@ -171,7 +210,7 @@ mod tests {
     use super::*;
 
     fn told() -> Told {
-        Told::new(Instant::now())
+        Told::new(1_000, Instant::now())
     }
 
     impl Told {
@@ -222,6 +261,38 @@ mod tests {
         told.can_be_said = false;
         told.wake();
         assert!(is_over(&mut far) && told.waiting.is_empty());
+    }
+
+    #[test]
+    fn at_the_end_all_is_told_and_nobody_waits() {
+        let mut told = told();
+        let mut waiting = told.when_reached(6);
+        told.note_all(&[1, 2, 4, 6], Instant::now());
+        assert_eq!(told.end(), [(2, true), (4, false), (6, false)]);
+        told.wake();
+        assert_eq!(waiting.try_recv(), Err(TryRecvError::Closed));
+        assert!(told.can_be_said && !told.is_untold(&[4, 6]), "so whoever waited knows that they were told");
+        told.note_all(&[8], Instant::now());
+        assert_eq!(told.waits_until(Instant::now(), Instant::now()), None);
+    }
+
+    #[test]
+    fn how_long_they_wait_is_decided_by_the_window_and_by_whether_the_prefix_moves() {
+        let mut told = told();
+        let began = told.moved;
+        let at = |told: &Told, millis| told.waits_until(began, began + Duration::from_millis(millis));
+        told.note_all(&(2..=501).collect::<Vec<_>>(), began);
+        assert_eq!(at(&told, 199), Some(began + STILL), "half of the window");
+        assert_eq!(at(&told, 200), None, "1 is a long one");
+        told.note_all(&[502], began);
+        assert_eq!((at(&told, 4), at(&told, 5)), (Some(began + SOON), None), "more than half of it");
+        told.tell_each(&[502]);
+        told.moved = began + Duration::from_millis(399);
+        assert_eq!((at(&told, 399), at(&told, 400)), (Some(began + PATIENCE), None), "though it moves");
+
+        let mut small = Told::new(WINDOW_MIN - 1, began);
+        small.note_all(&[2], began);
+        assert_eq!(at(&small, 4), Some(began + SOON), "a place in a small window is worth more than a word");
     }
 
     #[test]

@@ -348,7 +348,10 @@ pub(super) async fn examine(settings: &Settings, examination: &Examination) -> V
     let connection = match connect(settings, "doctor", None).await {
         Ok(connection) => connection,
         Err(error) => {
-            return vec![Finding::error(error.to_string(), "see that RabbitMQ runs there and mend `url`")];
+            return vec![Finding::error(
+                error.to_string(),
+                "see that RabbitMQ runs there, and mend `url` or what the message names",
+            )];
         }
     };
     let mut findings = vec![Finding::fine(format!("{} answers", settings.place()))];

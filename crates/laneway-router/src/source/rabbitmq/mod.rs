@@ -41,7 +41,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use laneway_config::Section;
-use lapin::uri::AMQPUri;
+use lapin::uri::{AMQPScheme, AMQPUri};
 
 use super::broker::{Broker, Examination, Finding, Role};
 use super::sink::{Sink, SinkError};
@@ -143,6 +143,13 @@ impl Settings {
         Ok(uri)
     }
 
+    /// What is wrong with the certificates, if anything: whoever names some means TLS.
+    fn bad_trust(&self) -> Option<&'static str> {
+        let is_secret = self.uri().is_ok_and(|uri| uri.scheme == AMQPScheme::AMQPS);
+        let is_bad = !self.trusted_certificates.is_empty() && !is_secret;
+        is_bad.then_some("is for TLS: the URL must begin with amqps://")
+    }
+
     /// Where it is, without the user's part.
     fn place(&self) -> String {
         self.uri().map_or_else(
@@ -176,6 +183,9 @@ pub(super) fn read(s: &mut Section<'_>, role: Role) -> Arc<dyn Broker> {
     let mut settings = Settings::new(url, &queue);
     if s.has("trusted-certificates") {
         settings.trusted_certificates = s.texts("trusted-certificates");
+        if let Some(problem) = settings.bad_trust() {
+            s.problem("trusted-certificates", problem);
+        }
     }
     if s.has("partitions") {
         settings.partitions = s.integer("partitions", 1..=PARTITIONS_MAX as u64) as usize;
@@ -243,6 +253,9 @@ pub(super) fn from_url(url: &str) -> Result<Arc<dyn Broker>, String> {
                 ));
             }
         }
+    }
+    if let Some(what) = settings.bad_trust() {
+        return Err(format!("trusted-certificates {what}"));
     }
     if settings.queue.is_empty() {
         return Err("the URL must name the queue: amqp://host:5672/%2f?queue=orders".to_owned());

@@ -159,7 +159,9 @@ impl Inner {
         }
         self.put_aside(&disposals).await?;
         let (mut answers, taken) = self.pushed.begin(&disposals);
-        let sent = acknowledge(taken.iter().map(|(_, taken)| &taken.tag)).await;
+        // Whoever gets something back has its answer soon.
+        let can_wait = disposals.iter().all(|(_, disposal)| matches!(disposal, Disposal::Done));
+        let sent = acknowledge(taken.iter().map(|(_, taken)| &taken.tag), can_wait).await;
         let was_sent = |tag: &Tag| sent.iter().any(|acks| Arc::ptr_eq(acks, &tag.acks));
         for (place, _) in taken.iter().filter(|(_, taken)| was_sent(&taken.tag)) {
             answers[*place] = Settled::Settled;
@@ -211,7 +213,7 @@ impl Inner {
 }
 
 /// Acknowledges messages. The answer is over which subscriptions that could be sent.
-async fn acknowledge<'a>(tags: impl Iterator<Item = &'a Tag>) -> Vec<Arc<Acks>> {
+async fn acknowledge<'a>(tags: impl Iterator<Item = &'a Tag>, can_wait: bool) -> Vec<Arc<Acks>> {
     let mut lines: Vec<(&Arc<Acks>, Vec<u64>)> = Vec::new();
     for tag in tags {
         match lines.iter_mut().find(|(acks, _)| Arc::ptr_eq(acks, &tag.acks)) {
@@ -219,7 +221,7 @@ async fn acknowledge<'a>(tags: impl Iterator<Item = &'a Tag>) -> Vec<Arc<Acks>> 
             None => lines.push((&tag.acks, vec![tag.number])),
         }
     }
-    let sent = join_all(lines.iter().map(|(acks, numbers)| acks.send(numbers))).await;
+    let sent = join_all(lines.iter().map(|(acks, numbers)| acks.send(numbers, can_wait))).await;
     lines.into_iter().zip(sent).filter(|(_, sent)| *sent).map(|((acks, _), _)| Arc::clone(acks)).collect()
 }
 
@@ -249,8 +251,9 @@ async fn hold(inner: &Arc<Inner>) -> Result<(), SourceError> {
     inner.pushed.recovered();
     let mut session = Session::new(Arc::clone(inner), &connection);
     let ended = session.run().await;
-    // First here, then there.
+    // First here, then there. What could not be acknowledged has to be remembered before it comes again.
     inner.pushed.lost();
+    session.end().await;
     let _ = timeout(ANSWER, connection.close(200, "closed".into())).await;
     ended
 }
@@ -276,6 +279,7 @@ struct Presence {
 struct Subscription {
     channel: Channel,
     epoch: u64,
+    acks: Arc<Acks>,
 }
 
 /// A reader has come to an end: its part, its epoch, and why.
@@ -368,10 +372,15 @@ impl<'a> Session<'a> {
             let consumer = answer(settings, &format!("read from {queue}"), consume).await?;
             let epoch = inner.pushed.open(part);
             let acks = Arc::new(Acks::new(channel.clone(), settings.prefetch));
-            let reader =
-                Reader { inner: Arc::clone(inner), part, epoch, acks, consumer: ManuallyDrop::new(consumer) };
+            let reader = Reader {
+                inner: Arc::clone(inner),
+                part,
+                epoch,
+                acks: Arc::clone(&acks),
+                consumer: ManuallyDrop::new(consumer),
+            };
             tokio::spawn(reader.read(self.ends.0.clone()));
-            *open = Some(Subscription { channel, epoch });
+            *open = Some(Subscription { channel, epoch, acks });
         }
         Ok(())
     }
@@ -404,11 +413,23 @@ impl<'a> Session<'a> {
                 self.presence = None;
             }
             inner.pushed.forget(part);
-            if let Some(Subscription { channel, .. }) = open.take() {
+            if let Some(Subscription { channel, acks, .. }) = open.take() {
+                acks.end().await;
                 answer(&inner.settings, "close a channel", channel.close(200, "let go".into())).await?;
+                inner.pushed.until_settled(part).await;
             }
         }
         Ok(())
+    }
+
+    /// Ends the subscriptions on this side.
+    async fn end(&self) {
+        for (part, open) in self.open.iter().enumerate() {
+            if let Some(open) = open {
+                open.acks.end().await;
+                self.inner.pushed.until_settled(part).await;
+            }
+        }
     }
 }
 
@@ -443,7 +464,7 @@ impl Reader {
             }
             // What is done already. If it cannot be told, the subscription has ended.
             let again = self.inner.pushed.arrive(arrivals.drain(..));
-            acknowledge(again.iter()).await;
+            acknowledge(again.iter(), false).await;
         }
         drop(ManuallyDrop::into_inner(self.consumer));
         let _ = ends.send((self.part, self.epoch, error));
