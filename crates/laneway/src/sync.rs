@@ -145,8 +145,7 @@ mod short {
                             let mut both = lock_short(lock);
                             both.0 += 1;
                             if worker < 2 && round % 50 == 0 {
-                                // paced: what is tested is a holder that sleeps
-                                std::thread::sleep(NAP * 4);
+                                std::thread::sleep(NAP * 4); // paced: what is tested is a holder that sleeps
                             }
                             both.1 += 1;
                             assert_eq!(both.0, both.1, "two had it at once");
