@@ -25,13 +25,13 @@ use crate::source::pushed::ANSWER;
 /// A prefix that has moved within this time is waited for, whatever the window: a few times what a window of quick messages takes where nothing else is done.
 const SOON: Duration = Duration::from_millis(5);
 
-/// One that has not moved for so long is not: more than a window took with a hundred queues on two cores, and still short for an operator who looks at the broker.
+/// One that has not moved for so long is not: more than a window of quick messages took with eight queues on two cores, and still short for an operator who looks at the broker.
 const STILL: Duration = Duration::from_millis(200);
 
 /// Nor does anybody wait for longer than this for one that moves: the broker should know what is done.
 const PATIENCE: Duration = Duration::from_millis(400);
 
-/// One of so many messages in the window may be done and untold. With one in four, eight queues had thirty times as many words to say as with all.
+/// One of so many messages in the window may be done and untold. With one in four, eight queues had nearly four times as many words to say.
 const UNTOLD: usize = 2;
 
 /// In a smaller window each place counts, and nobody waits for longer than [`SOON`].
