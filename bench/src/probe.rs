@@ -94,7 +94,7 @@ impl Probe {
     }
 
     /// Handles a message on the calling thread.
-    #[inline]
+    #[inline(always)]
     pub fn handle(&self, message: &Message) {
         let entered = self.checker.enter(message);
         self.note_start(message);
@@ -164,13 +164,18 @@ impl Probe {
         &self.checker
     }
 
-    #[inline]
+    #[inline(always)]
     fn note_start(&self, message: &Message) {
         if self.timed {
-            let now_ns = self.now_ns();
-            let mut latencies = self.stripe().latencies.lock().expect("recording does not panic");
-            latencies.get_or_insert_with(|| Box::new(Latencies::new())).record(&message.body, now_ns);
+            self.record_latency(message);
         }
+    }
+
+    #[inline(never)]
+    fn record_latency(&self, message: &Message) {
+        let now_ns = self.now_ns();
+        let mut latencies = self.stripe().latencies.lock().expect("recording does not panic");
+        latencies.get_or_insert_with(|| Box::new(Latencies::new())).record(&message.body, now_ns);
     }
 
     #[inline]

@@ -152,6 +152,8 @@ pub(crate) struct Shared<K, M> {
     pub(crate) by_hash: bool,
     /// Whether nothing has to be remembered of a key, and the engine's own bound is not counted in the first layout: then a submission is a push.
     direct: bool,
+    /// If so, and the placement is by hash over a power of two: the bits of the hash that it goes by.
+    direct_bits: Option<usize>,
     pub(crate) mappings: Option<Mappings>,
     pub(crate) engine_bound: EngineBound,
     appetite: Appetite,
@@ -212,6 +214,8 @@ impl<K, M> Shared<K, M> {
         hasher: SeedableRandomState,
     ) -> Self {
         let looks_at = placement.looks_at();
+        let direct = mappings.is_none() && !engine_bound.is_counting();
+        let count = layout.dispatchers.len();
         Shared {
             clock,
             hasher,
@@ -221,7 +225,8 @@ impl<K, M> Shared<K, M> {
             placement,
             looks_at,
             by_hash,
-            direct: mappings.is_none() && !engine_bound.is_counting(),
+            direct,
+            direct_bits: (direct && by_hash && count.is_power_of_two()).then_some(count - 1),
             needs_keys: !by_hash && looks_at != LooksAt::Load,
             mappings,
             engine_bound,
@@ -289,12 +294,13 @@ impl<K: Hash, M> Shared<K, M> {
     ) -> Result<Admission, Refused<K, M>> {
         let Message { key, body, kind, priority } = message;
         let cancelled = matches!(&patience, Patience::Cancellable(cancel) if cancel.is_cancelled());
-        if !self.direct || !self.by_hash || cancelled || self.closed.load(Ordering::Acquire) {
+        let Some(bits) = self.direct_bits.filter(|_| !cancelled && !self.closed.load(Ordering::Acquire))
+        else {
             return self.submit_placed(Message { key, body, kind, priority }, patience);
-        }
+        };
         let fingerprint = self.fingerprint(&key);
         // The first layout, as long as it is the current one: the epoch in ingress knows. It saves the two writes of a guarded load.
-        let dispatcher = &self.first.0[ByHash::index(fingerprint, self.first.len())];
+        let dispatcher = &self.first.0[ByHash::bits(fingerprint) & bits];
         let message = Message { key, body, kind, priority };
         match dispatcher.push_direct(Item { fingerprint, accepted_at: 0, message }, 0, &self.clock) {
             Ok(None) => Ok(Admission::Accepted),

@@ -148,7 +148,7 @@ struct Taken {
 
 impl<K, M> fmt::Debug for Messages<'_, '_, K, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Messages").field("left", &self.run.turn.items.len()).finish()
+        f.debug_struct("Messages").field("left", &self.run.turn.len()).finish()
     }
 }
 
@@ -158,7 +158,7 @@ impl<K, M> Messages<'_, '_, K, M> {
     #[inline]
     pub fn next(&mut self) -> Option<&mut M> {
         self.complete();
-        let accepted = self.run.turn.items.front()?.accepted_at;
+        let accepted = self.run.turn.next()?.accepted_at;
         if self.run.gives_way() {
             return None;
         }
@@ -260,11 +260,7 @@ impl<K, M> Run<'_, K, M> {
     #[inline]
     pub(crate) fn time(&mut self, accepted: u64, started: u64) {
         if started > 0 {
-            let ended = self.around.clock.now().max(started);
-            self.tempo.learn(started, ended);
-            if accepted > 0 {
-                self.tally.samples.push(Sample { accepted: accepted.min(started), started, ended });
-            }
+            time(self.tempo, self.tally, self.around.clock, accepted, started);
         }
     }
 
@@ -315,6 +311,15 @@ impl<K, M> Run<'_, K, M> {
     }
 }
 
+/// A message that is timed, or whose turn's tempo is taken, has ended.
+fn time(tempo: &mut Tempo, tally: &mut Tally, clock: &Clock, accepted: u64, started: u64) {
+    let ended = clock.now().max(started);
+    tempo.learn(started, ended);
+    if accepted > 0 {
+        tally.samples.push(Sample { accepted: accepted.min(started), started, ended });
+    }
+}
+
 /// Gives a message that failed for good to the user. A panic of the callback, or of the message's drop, stops here.
 pub(crate) fn report_failure<K, M>(on_fail: Option<&OnFail<K, M>>, message: Message<K, M>, failure: Failure) {
     let _ = catch_unwind(AssertUnwindSafe(|| match on_fail {
@@ -339,22 +344,14 @@ pub(crate) struct Single<H>(pub(crate) H);
 impl<K, M, H: Handler<K, M>> RunTurn<K, M> for Single<H> {
     fn run(&self, run: &mut Run<'_, K, M>) -> Ending {
         let note = Cell::new(None);
+        // What has nothing to be dropped can stay where it came until all of it is handled, and need not be moved at all.
+        let in_place = !std::mem::needs_drop::<(K, M)>();
         loop {
-            let (in_handler, before) = (Cell::new(false), run.turn.items.len());
-            // One landing mat for the whole turn: what happened before a panic is in `run` already.
-            let result = catch_unwind(AssertUnwindSafe(|| self.run_until_trouble(run, &note, &in_handler)));
-            let outcome = match result {
-                Ok(None) => return Ending::Handled,
-                Ok(Some(outcome)) => outcome,
-                Err(panic) => {
-                    run.tally.panics += 1;
-                    if !in_handler.get() && run.turn.items.len() < before {
-                        // The drop of a body that was done. Its successor is not to blame.
-                        continue;
-                    }
-                    Outcome::Failed(panic_text(&*panic))
-                }
+            let trouble = match in_place && run.turn.items.is_empty() {
+                true => self.run_in_place(run, &note),
+                false => self.run_one_by_one(run, &note),
             };
+            let Some(outcome) = trouble else { return Ending::Handled };
             if let Some(ending) = run.trouble(outcome, note.take()) {
                 return ending;
             }
@@ -362,7 +359,101 @@ impl<K, M, H: Handler<K, M>> RunTurn<K, M> for Single<H> {
     }
 }
 
+/// How far a stream has come that is run in its place.
+#[derive(Default)]
+struct Progress {
+    done: Cell<usize>,
+    /// As many of those are timed.
+    timed: Cell<usize>,
+}
+
 impl<H> Single<H> {
+    /// Runs a stream until it ends, gives way, or a message fails, which then is the first of the turn.
+    fn run_in_place<K, M>(&self, run: &mut Run<'_, K, M>, note: &Cell<Option<String>>) -> Option<Outcome>
+    where
+        H: Handler<K, M>,
+    {
+        let progress = Progress::default();
+        // One landing mat for the whole turn: what happened before a panic is noted already.
+        let result = catch_unwind(AssertUnwindSafe(|| self.run_places(run, note, &progress)));
+        let done = progress.done.get();
+        run.turn.stream.remove(done, progress.timed.get());
+        run.tally.started += done as u64;
+        run.tally.done += done as u64;
+        let outcome = match result {
+            Ok(None) => return None,
+            Ok(Some(outcome)) => outcome,
+            Err(panic) => {
+                run.tally.panics += 1;
+                Outcome::Failed(panic_text(&*panic))
+            }
+        };
+        run.tally.started += 1;
+        run.turn.next().expect("the message that failed");
+        Some(outcome)
+    }
+
+    fn run_places<K, M>(
+        &self,
+        run: &mut Run<'_, K, M>,
+        note: &Cell<Option<String>>,
+        progress: &Progress,
+    ) -> Option<Outcome>
+    where
+        H: Handler<K, M>,
+    {
+        let Run { turn, tally, tempo, around } = run;
+        let (places, times) = turn.stream.places();
+        for (place, packed) in places.iter_mut().enumerate() {
+            if tempo.is_over() || around.give_way.load(Relaxed) {
+                return None;
+            }
+            let is_timed = packed.is_timed();
+            let started = if is_timed || tempo.wants_time() { around.clock.now().max(1) } else { 0 };
+            let context = Context {
+                key: &packed.key,
+                kind: packed.kind(),
+                attempt: 1,
+                dispatcher: around.dispatcher,
+                worker: around.worker,
+                note,
+            };
+            let outcome = self.0.handle(&context, &mut packed.body);
+            if started > 0 {
+                let timed = progress.timed.get();
+                let accepted = if is_timed { times.get(timed).copied().unwrap_or(0) } else { 0 };
+                progress.timed.set(timed + usize::from(is_timed && matches!(outcome, Outcome::Done)));
+                time(tempo, tally, around.clock, accepted, started);
+            }
+            if !matches!(outcome, Outcome::Done) {
+                return Some(outcome);
+            }
+            progress.done.set(place + 1);
+        }
+        None
+    }
+
+    /// Runs a turn until it ends, gives way, or a message fails, which then is its first.
+    fn run_one_by_one<K, M>(&self, run: &mut Run<'_, K, M>, note: &Cell<Option<String>>) -> Option<Outcome>
+    where
+        H: Handler<K, M>,
+    {
+        loop {
+            let (in_handler, before) = (Cell::new(false), run.turn.len());
+            let result = catch_unwind(AssertUnwindSafe(|| self.run_until_trouble(run, note, &in_handler)));
+            match result {
+                Ok(trouble) => return trouble,
+                Err(panic) => {
+                    run.tally.panics += 1;
+                    // If not, it was the drop of a body that was done. Its successor is not to blame.
+                    if in_handler.get() || run.turn.len() == before {
+                        return Some(Outcome::Failed(panic_text(&*panic)));
+                    }
+                }
+            }
+        }
+    }
+
     fn run_until_trouble<K, M>(
         &self,
         run: &mut Run<'_, K, M>,
@@ -372,7 +463,7 @@ impl<H> Single<H> {
     where
         H: Handler<K, M>,
     {
-        while let Some(accepted) = run.turn.items.front().map(|item| item.accepted_at) {
+        while let Some(accepted) = run.turn.next().map(|item| item.accepted_at) {
             if run.gives_way() {
                 return None;
             }
@@ -405,7 +496,7 @@ pub(crate) struct Turned<H>(pub(crate) H);
 
 impl<K: Clone, M, H: TurnHandler<K, M>> RunTurn<K, M> for Turned<H> {
     fn run(&self, run: &mut Run<'_, K, M>) -> Ending {
-        while !run.turn.items.is_empty() && !run.gives_way() {
+        while run.turn.next().is_some() && !run.gives_way() {
             let (note, mut taken) = (Cell::new(None), Taken::default());
             let result = catch_unwind(AssertUnwindSafe(|| self.call(run, &mut taken, &note)));
             let outcome = match result {

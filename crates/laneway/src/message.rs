@@ -5,7 +5,7 @@
 
 use std::{
     collections::VecDeque,
-    mem::{replace, take},
+    mem::{replace, swap},
 };
 
 /// A message on its way: `body` is handled in order with all others of the same `key`.
@@ -121,19 +121,22 @@ pub(crate) struct Item<K, M> {
 const TAG: u32 = 44;
 const TAG_MASK: u64 = 0b1111 << TAG;
 
+/// Where a mark says that the message is timed: as high as a table of lanes would have to be large to go by it.
+const TIMED: u64 = 1 << 31;
+
 /// The fingerprint that a hash gives.
 pub(crate) fn fingerprint_of(hash: u64) -> u64 {
-    hash & !TAG_MASK
+    hash & !(TAG_MASK | TIMED)
 }
 
 /// A message on its way from a submitter to a worker: everything in as few bytes as possible, because these are the bytes
 /// that travel from one processor to another. Measured: with 32 bytes rather than 48 a small message is handed over twice as fast.
 #[derive(Debug)]
-struct Packed<K, M> {
-    /// The fingerprint, with kind and priority in the bits that it does not use.
+pub(crate) struct Packed<K, M> {
+    /// The fingerprint, with kind and priority, and whether it is timed, in the bits that it does not use.
     mark: u64,
-    key: K,
-    body: M,
+    pub(crate) key: K,
+    pub(crate) body: M,
 }
 
 impl<K, M> Packed<K, M> {
@@ -141,18 +144,23 @@ impl<K, M> Packed<K, M> {
     fn pack(item: Item<K, M>) -> Self {
         let Message { key, body, kind, priority } = item.message;
         let tag = (kind as u64) << 2 | priority as u64;
-        Packed { mark: item.fingerprint | tag << TAG, key, body }
+        let timed = if item.accepted_at > 0 { TIMED } else { 0 };
+        Packed { mark: item.fingerprint | tag << TAG | timed, key, body }
+    }
+
+    #[inline]
+    pub(crate) fn kind(&self) -> Kind {
+        match self.mark >> (TAG + 2) & 3 {
+            0 => Kind::Event,
+            1 => Kind::Start,
+            _ => Kind::Finish,
+        }
     }
 
     #[inline]
     fn unpack(self, accepted_at: u64) -> Item<K, M> {
-        let tag = self.mark >> TAG;
-        let kind = match tag >> 2 & 3 {
-            0 => Kind::Event,
-            1 => Kind::Start,
-            _ => Kind::Finish,
-        };
-        let priority = match tag & 3 {
+        let kind = self.kind();
+        let priority = match self.mark >> TAG & 3 {
             0 => Priority::Low,
             1 => Priority::Normal,
             2 => Priority::High,
@@ -161,19 +169,31 @@ impl<K, M> Packed<K, M> {
         let message = Message { key: self.key, body: self.body, kind, priority };
         Item { fingerprint: fingerprint_of(self.mark), accepted_at, message }
     }
+
+    #[inline]
+    pub(crate) fn is_timed(&self) -> bool {
+        self.mark & TIMED != 0
+    }
 }
 
-/// Messages in the order of their acceptance, packed: as submitters put them in.
+/// As many messages travel together at most: as a stream has by default (`lane/stream.rs`), so that a worker can take it as it came. Two for loom, which
+/// would not live to see more.
+pub(crate) const CHUNK: usize = if cfg!(loom) { 2 } else { 256 };
+
+/// As many chunks are kept when nothing is there.
+const CHUNKS_KEPT: usize = 4;
+
+/// Messages that travel together, packed, in the order of their acceptance. What is emptied is filled again: in its steady state a dispatcher allocates nothing.
 #[derive(Debug)]
-pub(crate) struct Arrivals<K, M> {
-    packed: Vec<Packed<K, M>>,
-    /// By place, when those were accepted that are timed. Few are, so it is not for each message to carry that.
-    timed: Vec<(usize, u64)>,
+pub(crate) struct Chunk<K, M> {
+    packed: VecDeque<Packed<K, M>>,
+    /// When those were accepted that are timed. Few are, so it is not for each message to carry that.
+    times: VecDeque<u64>,
 }
 
-impl<K, M> Arrivals<K, M> {
+impl<K, M> Chunk<K, M> {
     pub(crate) fn new() -> Self {
-        Arrivals { packed: Vec::new(), timed: Vec::new() }
+        Chunk { packed: VecDeque::new(), times: VecDeque::new() }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -184,10 +204,88 @@ impl<K, M> Arrivals<K, M> {
         self.packed.is_empty()
     }
 
+    /// Which lanes they belong to.
+    #[inline]
+    pub(crate) fn fingerprints(&self) -> impl Iterator<Item = u64> {
+        self.packed.iter().map(|packed| fingerprint_of(packed.mark))
+    }
+
+    /// Keys and bodies, oldest first.
+    pub(crate) fn each(&self) -> impl Iterator<Item = (&K, &M)> {
+        self.packed.iter().map(|packed| (&packed.key, &packed.body))
+    }
+
+    /// Takes the oldest.
+    #[inline]
+    pub(crate) fn pop(&mut self) -> Option<Item<K, M>> {
+        let packed = self.packed.pop_front()?;
+        let accepted_at = if packed.is_timed() { self.times.pop_front().unwrap_or(0) } else { 0 };
+        Some(packed.unpack(accepted_at))
+    }
+
+    /// All of them in their places, and when those were accepted that are timed.
+    pub(crate) fn places(&mut self) -> (&mut [Packed<K, M>], &VecDeque<u64>) {
+        (self.packed.make_contiguous(), &self.times)
+    }
+
+    /// Lets go of the oldest, among which so many are timed.
+    pub(crate) fn remove(&mut self, messages: usize, timed: usize) {
+        self.packed.drain(..messages);
+        self.times.drain(..timed);
+    }
+
+    /// Takes the newest.
+    pub(crate) fn pop_back(&mut self) -> Option<Item<K, M>> {
+        let packed = self.packed.pop_back()?;
+        let accepted_at = if packed.is_timed() { self.times.pop_back().unwrap_or(0) } else { 0 };
+        Some(packed.unpack(accepted_at))
+    }
+
+    /// Takes the oldest of another.
+    #[inline]
+    fn take_from(&mut self, other: &mut Self) {
+        if let Some(packed) = other.packed.pop_front() {
+            if packed.is_timed() {
+                self.times.extend(other.times.pop_front());
+            }
+            self.packed.push_back(packed);
+        }
+    }
+}
+
+/// Messages in the order of their acceptance: as submitters put them in.
+#[derive(Debug)]
+pub(crate) struct Arrivals<K, M> {
+    /// Chunks of [`CHUNK`] messages, oldest first.
+    full: VecDeque<Chunk<K, M>>,
+    /// The chunk that is being filled.
+    packed: Vec<Packed<K, M>>,
+    times: Vec<u64>,
+    /// Emptied ones.
+    spare: Vec<Chunk<K, M>>,
+}
+
+impl<K, M> Arrivals<K, M> {
+    pub(crate) fn new() -> Self {
+        Arrivals { full: VecDeque::new(), packed: Vec::new(), times: Vec::new(), spare: Vec::new() }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.full.len() * CHUNK + self.packed.len()
+    }
+
+    /// A full chunk is put away only for the next message, so there is always one in the last.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.packed.is_empty()
+    }
+
     #[inline(always)]
     pub(crate) fn push(&mut self, item: Item<K, M>) {
+        if self.packed.len() == CHUNK {
+            self.put_away();
+        }
         if item.accepted_at > 0 {
-            self.timed.push((self.packed.len(), item.accepted_at));
+            self.times.push(item.accepted_at);
         }
         self.packed.push(Packed::pack(item));
     }
@@ -197,18 +295,44 @@ impl<K, M> Arrivals<K, M> {
         if let Some(first) = items.pop_front() {
             self.push(first);
         }
-        self.packed.extend(items.drain(..).map(Packed::pack));
+        while !items.is_empty() {
+            if self.packed.len() == CHUNK {
+                self.put_away();
+            }
+            let fits = items.len().min(CHUNK - self.packed.len());
+            self.packed.extend(items.drain(..fits).map(Packed::pack));
+        }
+    }
+
+    /// Begins the next chunk.
+    #[inline(never)]
+    fn put_away(&mut self) {
+        let next = self
+            .spare
+            .pop()
+            .unwrap_or_else(|| Chunk { packed: VecDeque::with_capacity(CHUNK), times: VecDeque::new() });
+        let chunk = self.exchange(next);
+        self.full.push_back(chunk);
+    }
+
+    /// Gives the chunk that is being filled away for an empty one. No message is moved.
+    fn exchange(&mut self, empty: Chunk<K, M>) -> Chunk<K, M> {
+        debug_assert!(empty.is_empty() && empty.times.is_empty(), "what is in it would be lost");
+        let packed = replace(&mut self.packed, empty.packed.into());
+        let times = replace(&mut self.times, empty.times.into());
+        Chunk { packed: packed.into(), times: times.into() }
     }
 
     /// Whether it has grown so much in a burst that it should give memory back.
     pub(crate) fn is_large(&self) -> bool {
-        is_large(self.packed.capacity())
+        self.spare.len() > CHUNKS_KEPT
     }
 
     /// Gives memory back that it has grown to in a burst.
     pub(crate) fn shrink(&mut self) {
         if self.is_large() {
-            self.packed.shrink_to(0);
+            self.spare = Vec::new();
+            self.full.shrink_to_fit();
         }
     }
 }
@@ -216,68 +340,90 @@ impl<K, M> Arrivals<K, M> {
 /// The same, as workers take them out.
 #[derive(Debug)]
 pub(crate) struct Inbox<K, M> {
-    packed: VecDeque<Packed<K, M>>,
-    timed: VecDeque<(usize, u64)>,
-    /// How many have been taken out: the place of the first one, when all came.
-    taken: usize,
+    /// Oldest first; none of them empty.
+    chunks: VecDeque<Chunk<K, M>>,
+    /// How many are in them.
+    len: usize,
+    /// Emptied ones, on their way back.
+    spare: Vec<Chunk<K, M>>,
 }
 
 impl<K, M> Inbox<K, M> {
     pub(crate) fn new() -> Self {
-        Inbox { packed: VecDeque::new(), timed: VecDeque::new(), taken: 0 }
+        Inbox { chunks: VecDeque::new(), len: 0, spare: Vec::new() }
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.packed.len()
+        self.len
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.packed.is_empty()
+        self.len == 0
     }
 
     /// Takes over all that has arrived. It has to be empty itself; its memory goes to the other side, and no message is moved.
     pub(crate) fn refill(&mut self, arrivals: &mut Arrivals<K, M>) {
-        debug_assert!(self.is_empty() && self.timed.is_empty(), "older ones would be lost");
-        let (packed, timed) = (take(&mut self.packed), take(&mut self.timed));
-        self.packed = replace(&mut arrivals.packed, packed.into()).into();
-        self.timed = replace(&mut arrivals.timed, timed.into()).into();
-        self.taken = 0;
+        debug_assert!(self.is_empty(), "older ones would be lost");
+        self.len = arrivals.len();
+        swap(&mut self.chunks, &mut arrivals.full);
+        if !arrivals.is_empty() {
+            let empty = self.spare.pop().unwrap_or_else(Chunk::new);
+            self.chunks.push_back(arrivals.exchange(empty));
+        }
+        arrivals.spare.append(&mut self.spare);
+    }
+
+    /// The oldest chunk, or what is left of it.
+    pub(crate) fn first(&self) -> Option<&Chunk<K, M>> {
+        self.chunks.front()
+    }
+
+    /// Takes the oldest chunk as it is, in exchange for an empty one.
+    pub(crate) fn take_first(&mut self, chunk: &mut Chunk<K, M>) {
+        debug_assert!(chunk.is_empty(), "what is in it would be lost");
+        if let Some(mut first) = self.chunks.pop_front() {
+            self.len -= first.len();
+            swap(&mut first, chunk);
+            self.spare.push(first);
+        }
+    }
+
+    /// Moves the oldest message into a chunk.
+    #[inline]
+    pub(crate) fn pass(&mut self, chunk: &mut Chunk<K, M>) {
+        if let Some(first) = self.chunks.front_mut() {
+            chunk.take_from(first);
+            self.one_left();
+        }
     }
 
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<Item<K, M>> {
-        let packed = self.packed.pop_front()?;
-        let place = self.taken;
-        self.taken += 1;
-        Some(packed.unpack(self.accepted_at(place)))
+        let item = self.chunks.front_mut()?.pop();
+        self.one_left();
+        item
     }
 
     #[inline]
-    fn accepted_at(&mut self, place: usize) -> u64 {
-        match self.timed.front() {
-            Some(&(first, at)) if first == place => {
-                self.timed.pop_front();
-                at
-            }
-            _ => 0,
+    fn one_left(&mut self) {
+        self.len -= 1;
+        if self.chunks.front().is_some_and(Chunk::is_empty) {
+            self.spare.extend(self.chunks.pop_front());
         }
     }
 
     /// See [`Arrivals::is_large`].
     pub(crate) fn is_large(&self) -> bool {
-        is_large(self.packed.capacity())
+        self.spare.len() > CHUNKS_KEPT
     }
 
     /// See [`Arrivals::shrink`].
     pub(crate) fn shrink(&mut self) {
         if self.is_large() {
-            self.packed.shrink_to(0);
+            self.spare = Vec::new();
+            self.chunks.shrink_to_fit();
         }
     }
-}
-
-fn is_large(capacity: usize) -> bool {
-    capacity > 1_024
 }
 
 #[cfg(test)]
@@ -329,5 +475,75 @@ mod tests {
         inbox.refill(&mut arrivals);
         let times: Vec<u64> = std::iter::from_fn(|| inbox.pop()).map(|item| item.accepted_at).collect();
         assert_eq!(times, [0, 7, 0, 0]);
+    }
+
+    /// More than a few chunks; every tenth is timed. The key of each is its place.
+    fn many(count: usize) -> Arrivals<u64, [u64; 2]> {
+        let mut arrivals = Arrivals::new();
+        for key in 0..count as u64 {
+            let at = if key % 10 == 3 { key + 1 } else { 0 };
+            arrivals.push(item(key, Kind::Event, Priority::Normal, at));
+        }
+        arrivals
+    }
+
+    fn check(out: &Item<u64, [u64; 2]>, place: usize) {
+        let at = if place % 10 == 3 { place as u64 + 1 } else { 0 };
+        assert_eq!((out.message.key, out.accepted_at), (place as u64, at));
+    }
+
+    #[test]
+    fn chunks_keep_the_order_and_the_times_whichever_way_they_are_taken() {
+        let count = 5 * CHUNK + 7;
+        let (mut inbox, mut arrivals) = (Inbox::new(), many(count));
+        assert_eq!(arrivals.len(), count);
+        inbox.refill(&mut arrivals);
+        assert_eq!((inbox.len(), arrivals.len(), arrivals.is_empty()), (count, 0, true));
+        let (mut place, mut stream) = (0, Chunk::new());
+        let mut see = |out: Item<_, _>| {
+            check(&out, place);
+            place += 1;
+        };
+        while !inbox.is_empty() {
+            // One alone, some that are moved, across the end of a chunk, and what is left of a chunk as it is.
+            inbox.pop().into_iter().for_each(&mut see);
+            (0..CHUNK).for_each(|_| inbox.pass(&mut stream));
+            std::iter::from_fn(|| stream.pop()).for_each(&mut see);
+            inbox.take_first(&mut stream);
+            std::iter::from_fn(|| stream.pop()).for_each(&mut see);
+        }
+        assert_eq!((place, inbox.len()), (count, 0));
+    }
+
+    #[test]
+    fn what_is_left_of_a_chunk_comes_out_backwards_too_with_its_times() {
+        let (mut inbox, mut arrivals, mut stream) = (Inbox::new(), many(CHUNK), Chunk::new());
+        inbox.refill(&mut arrivals);
+        inbox.take_first(&mut stream);
+        let timed = stream.packed.range(..CHUNK / 2).filter(|packed| packed.is_timed()).count();
+        stream.remove(CHUNK / 2, timed);
+        for place in (CHUNK / 2..CHUNK).rev() {
+            check(&stream.pop_back().unwrap(), place);
+        }
+        assert!(stream.pop_back().is_none() && stream.times.is_empty());
+    }
+
+    #[test]
+    fn emptied_chunks_are_filled_again_and_given_up_after_a_burst() {
+        let (mut inbox, mut arrivals) = (Inbox::new(), many(8 * CHUNK));
+        inbox.refill(&mut arrivals);
+        while inbox.pop().is_some() {}
+        assert_eq!((inbox.spare.len(), inbox.is_large()), (8, true));
+        inbox.refill(&mut arrivals);
+        assert_eq!((inbox.spare.len(), arrivals.spare.len()), (0, 8), "they went back");
+        let memory =
+            |arrivals: &Arrivals<u64, [u64; 2]>| arrivals.spare.last().unwrap().packed.as_slices().0.as_ptr();
+        let last = memory(&arrivals);
+        (0..=CHUNK as u64).for_each(|key| arrivals.push(item(key, Kind::Event, Priority::Normal, 0)));
+        assert_eq!(arrivals.packed.as_ptr(), last, "the one that was used last is used first");
+        arrivals.shrink();
+        inbox.shrink();
+        assert!(!arrivals.is_large() && !inbox.is_large());
+        assert_eq!(arrivals.len(), CHUNK + 1, "nothing but memory is given up");
     }
 }

@@ -84,10 +84,10 @@ impl Model {
 
     fn run_turns(&self, worker: &mut Worker<u8, u8>, with: &impl Fn(&[u8])) {
         loop {
-            let keys: Vec<u8> = worker.turn().items.iter().map(|item| item.message.key).collect();
+            let keys: Vec<u8> = worker.turn().each().map(|(key, _)| *key).collect();
             with(&keys);
             let ending = worker.run(&*self.handler);
-            let idle = worker.turn().items.len() == keys.len();
+            let idle = worker.turn().len() == keys.len();
             let more = worker.settle(ending);
             if idle {
                 self.wait_if_stopping();

@@ -61,14 +61,14 @@ pub trait Placement<K>: Send + Sync {
 pub struct ByHash;
 
 impl ByHash {
+    /// Bits 32 and up: the lane tables use the lowest and the highest ones, and lanes of one dispatcher must differ there.
+    pub(crate) fn bits(fingerprint: u64) -> usize {
+        (fingerprint >> 32) as usize
+    }
+
     pub(crate) fn index(fingerprint: u64, len: usize) -> usize {
-        // Bits 32 and up: the lane tables use the lowest and the highest ones, and lanes of one dispatcher must differ there.
-        let bits = (fingerprint >> 32) as u32;
-        if len.is_power_of_two() {
-            bits as usize & (len - 1)
-        } else {
-            ((u64::from(bits) * len as u64) >> 32) as usize
-        }
+        let bits = ByHash::bits(fingerprint);
+        if len.is_power_of_two() { bits & (len - 1) } else { ((bits as u64 * len as u64) >> 32) as usize }
     }
 }
 

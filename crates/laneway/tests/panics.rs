@@ -57,6 +57,73 @@ fn a_panicking_handler_fails_its_message_and_nothing_else() {
     assert_balanced(&engine);
 }
 
+/// What a message of the next test does at its first attempt.
+fn trouble(number: u64) -> Option<Outcome> {
+    match number % 401 {
+        97 => Some(Outcome::RetryAfter(Duration::from_micros(10))),
+        193 => Some(Outcome::Skip),
+        // A panic that prints nothing: to print one takes so long that messages would be slow, and not come as streams.
+        311 => std::panic::resume_unwind(Box::new(format!("the {number}th"))),
+        _ => None,
+    }
+}
+
+/// Messages of many keys in the hands of one worker, so quick that it takes them as streams, some of which fail. `M` decides whether a
+/// stream is run in its place or one by one: what has to be dropped is.
+fn fail_now_and_then<M: Send + 'static>(body: fn(u64) -> M, number: fn(&M) -> u64) {
+    // Two of each key, never at the same time: in lanes each would be a turn.
+    const MESSAGES: u64 = 60_000;
+    const KEYS: u64 = MESSAGES / 2;
+    let witness = Witness::new();
+    let (in_handler, in_on_fail) = (witness.clone(), witness.clone());
+    let engine = Engine::builder()
+        .topology(Topology::partitioned(1, 1))
+        .worker_queue_capacity(MESSAGES as usize)
+        .retry(RetryPolicy { base: Duration::from_micros(10), max_attempts: 2, ..RetryPolicy::default() })
+        .on_fail(move |message: Message<u64, M>, _| {
+            in_on_fail.excuse(&message.key, number(&message.body) / KEYS)
+        })
+        .handle(move |context, body: &mut M| {
+            let (key, number) = (*context.key(), number(body));
+            let attempt = in_handler.enter(&key, number / KEYS);
+            if context.attempt() == 1
+                && let Some(outcome) = trouble(number)
+            {
+                return outcome;
+            }
+            attempt.done();
+            Outcome::Done
+        })
+        .build()
+        .unwrap();
+    // Not all at once: what comes before the worker knows that messages are quick goes to lanes.
+    for from in (0..MESSAGES).step_by(500) {
+        send(&engine, (from..from + 500).map(|number| (number % KEYS, body(number))));
+        assert!(engine.wait_quiet(DEADLINE));
+    }
+    let count = |rest| (0..MESSAGES).filter(|number| number % 401 == rest).count() as u64;
+    let is_skipped = |number: u64| u64::from(number % 401 == 193);
+    witness.verify((0..KEYS).map(|key| (key, 2 - is_skipped(key) - is_skipped(key + KEYS))));
+    let snapshot = engine.snapshot();
+    assert_eq!((snapshot.account.done, snapshot.account.failed), (MESSAGES - count(193), count(193)));
+    assert_eq!(panics(&engine), count(311));
+    let handled: u64 = snapshot.workers.iter().map(|worker| worker.handled).sum();
+    assert_eq!(handled, MESSAGES + count(97) + count(311), "two attempts for those that failed");
+    let turns: u64 = snapshot.workers.iter().map(|worker| worker.turns).sum();
+    assert!(turns < MESSAGES - MESSAGES / 10, "{turns} turns: hardly any streams");
+    assert_balanced(&engine);
+}
+
+#[test]
+fn a_stream_that_is_run_in_its_place_goes_on_behind_a_message_that_fails() {
+    fail_now_and_then(|number| number, |body| *body);
+}
+
+#[test]
+fn a_stream_that_is_run_one_by_one_goes_on_behind_a_message_that_fails() {
+    fail_now_and_then(Box::new, |body| **body);
+}
+
 #[test]
 fn a_panic_is_retried_as_any_failure_is() {
     let attempts = Log::new();

@@ -907,7 +907,10 @@ mod tests {
             let mut tally = Tally::default();
             loop {
                 let turn = self.hand.turn();
-                let messages = turn.items.drain(..).count() as u64;
+                let messages = turn.len() as u64;
+                while turn.next().is_some() {
+                    turn.items.clear();
+                }
                 tally.done += messages;
                 if !self.hand.end(Ending::Handled, messages) {
                     break;
@@ -944,6 +947,27 @@ mod tests {
         }
         let depth = streamer.depth(0);
         assert!(depth <= 256, "{depth} of about 2,000 wait in one lane");
+    }
+
+    /// The one that was about to be handled is out of its chunk already when the turn gives way.
+    #[test]
+    fn what_a_stream_leaves_goes_back_in_its_order() {
+        let mut streamer = Streamer::new(128);
+        for body in 0..4 {
+            streamer.dispatcher.offer(item(1, body), 0, &streamer.clock);
+        }
+        let Streamer { dispatcher, hand, clock, bound, wants } = &mut streamer;
+        assert_eq!(dispatcher.claim(wants, hand, clock), Found::Turn);
+        assert_eq!((hand.turn().stream.len(), hand.turn().items.len()), (4, 0), "as it came");
+        assert_eq!(hand.turn().next().unwrap().message.body, 0);
+        hand.end(Ending::Handled, 0);
+        dispatcher.settle(hand, &Tally::default(), None, bound, clock);
+        assert_eq!(dispatcher.claim(&Wants { stream: false, ..*wants }, hand, clock), Found::Turn);
+        let bodies: Vec<u64> = hand.turn().each().map(|(_, body)| *body).collect();
+        assert_eq!(bodies, [0, 1, 2, 3]);
+        hand.turn().items.clear();
+        hand.end(Ending::Handled, 4);
+        dispatcher.settle(hand, &Tally { done: 4, ..Tally::default() }, None, bound, clock);
     }
 
     /// A worker lets messages gather only where it would have nothing to do meanwhile.

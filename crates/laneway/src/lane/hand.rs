@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use super::{Heat, Lanes, waiting::NONE};
-use crate::message::{Inbox, Item};
+use crate::message::{Chunk, Inbox, Item};
 
 /// A lane's messages in the hands of a worker. The buffer is used again for another turn.
 #[derive(Debug)]
@@ -17,8 +17,10 @@ pub(crate) struct Turn<K, M> {
     /// How many of its messages have left the engine.
     pub(crate) released: u64,
     pub(crate) fingerprint: u64,
-    /// What is still to be handled, oldest first.
+    /// What is still to be handled, oldest first; of a stream, the next one at most.
     pub(crate) items: VecDeque<Item<K, M>>,
+    /// What comes after that in a stream.
+    pub(crate) stream: Chunk<K, M>,
     /// What goes to the back of the lane, because the handler was not done with it.
     pub(crate) again: Vec<Item<K, M>>,
     /// Failed attempts at the first of them.
@@ -27,8 +29,43 @@ pub(crate) struct Turn<K, M> {
 
 impl<K, M> Turn<K, M> {
     pub(crate) fn new() -> Self {
-        let (items, again) = (VecDeque::new(), Vec::new());
-        Turn { lane: NONE, ending: Ending::Handled, released: 0, fingerprint: 0, items, again, attempts: 0 }
+        Turn {
+            lane: NONE,
+            ending: Ending::Handled,
+            released: 0,
+            fingerprint: 0,
+            items: VecDeque::new(),
+            stream: Chunk::new(),
+            again: Vec::new(),
+            attempts: 0,
+        }
+    }
+
+    /// The next message that is to be handled.
+    #[inline]
+    pub(crate) fn next(&mut self) -> Option<&mut Item<K, M>> {
+        if self.items.is_empty()
+            && let Some(item) = self.stream.pop()
+        {
+            self.items.push_back(item);
+        }
+        self.items.front_mut()
+    }
+
+    /// Keys and bodies of those that are still to be handled, for those who look on.
+    pub(crate) fn each(&self) -> impl Iterator<Item = (&K, &M)> {
+        let items = self.items.iter().map(|item| (&item.message.key, &item.message.body));
+        items.chain(self.stream.each())
+    }
+
+    /// The lanes that they belong to.
+    pub(crate) fn fingerprints(&self) -> impl Iterator<Item = u64> {
+        self.items.iter().map(|item| item.fingerprint).chain(self.stream.fingerprints())
+    }
+
+    /// How many are still to be handled.
+    pub(crate) fn len(&self) -> usize {
+        self.items.len() + self.stream.len()
     }
 }
 
@@ -98,24 +135,23 @@ impl<K, M> Hand<K, M> {
     ) -> bool {
         let turn = &mut self.turns[0];
         let most = heat.begin(inbox.len(), lanes.has_ready()).min(most);
-        // The same memory, without what a queue has to do for its two ends.
-        let mut items = Vec::from(std::mem::take(&mut turn.items));
-        while items.len() < most
-            && let Some(item) = inbox.pop()
+        while turn.stream.is_empty()
+            && let Some(first) = inbox.first()
         {
-            if lanes.has_lane(item.fingerprint) || heat.rises(item.fingerprint) {
-                lanes.admit(item);
+            let looked_at = first.len().min(most);
+            let may_take = lanes.may_take(first, looked_at, heat);
+            if may_take == first.len() {
+                inbox.take_first(&mut turn.stream);
             } else {
-                items.push(item);
+                sort(inbox, looked_at, may_take, &mut turn.stream, lanes, heat);
             }
         }
-        turn.items = items.into();
-        let taken = turn.items.len();
+        let taken = turn.stream.len();
         if taken > 0 {
             (turn.lane, turn.attempts, turn.released) = (NONE, 0, 0);
             (self.len, self.current) = (1, 0);
             self.drained = (inbox.is_empty() && !lanes.has_ready()).then_some(came);
-            lanes.begin_stream(&turn.items);
+            lanes.begin_stream(&turn.stream);
         }
         taken > 0
     }
@@ -136,6 +172,26 @@ impl<K, M> Hand<K, M> {
             self.len += 1;
         }
         self.len > 0
+    }
+}
+
+/// Takes so many messages from the inbox one by one: those that have to wait in a lane go there, the others into the stream. Of the first it is known already that they may.
+fn sort<K, M>(
+    inbox: &mut Inbox<K, M>,
+    looked_at: usize,
+    may_take: usize,
+    stream: &mut Chunk<K, M>,
+    lanes: &mut Lanes<K, M>,
+    heat: &mut Heat,
+) {
+    (0..may_take).for_each(|_| inbox.pass(stream));
+    for _ in may_take..looked_at {
+        let Some(fingerprint) = inbox.first().and_then(|first| first.fingerprints().next()) else { return };
+        if !lanes.has_lane(fingerprint) && !heat.rises(fingerprint) {
+            inbox.pass(stream);
+        } else if let Some(item) = inbox.pop() {
+            lanes.admit(item);
+        }
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! Where one worker serves a dispatcher, it may take the next messages straight from the inbox and run them one after the other, whatever their keys,
 //! leaving out those whose keys have lanes. That is the order of acceptance, so it is in order per key; and it is one worker, so it is one at a time. No
-//! lane is made for a message that would leave it a moment later: most of the work of a small message.
+//! lane is made for a message that would leave it a moment later: most of the work of a small message. Nor is it moved: messages come in chunks (`message.rs`), a stream is
+//! one of them, or a part, and where all of a chunk may be in the stream the worker takes it as it is.
 //!
 //! What keeps it honest:
 //!
@@ -11,14 +12,12 @@
 //!   dispatcher: a change that moves lanes bars streams and waits for the one that is out.
 //! - A message that fails becomes the head of the lane of its key, as if it had been claimed from there. What the stream had not run goes to the front of the
 //!   lanes of its keys.
-//! - A hot key gives way after `batch_max` messages here as elsewhere. A stream is twice as long, unless lanes wait, and [`Heat`] counts the messages of each key in
+//! - A hot key gives way after `batch_max` messages here as elsewhere. A stream is twice as long at most, unless lanes wait, and [`Heat`] counts the messages of each key in
 //!   it (of each 1,024th part of all keys); when one has had its share, the rest of it goes to its lane, and the stream goes on with the others. After a
 //!   stream the lanes have a turn.
 
-use std::collections::VecDeque;
-
 use super::{Ending, Lanes, Settled, State, Turn};
-use crate::message::Item;
+use crate::message::{CHUNK, Chunk, Item};
 
 /// How many counters there are. Streams are a few hundred messages long, so keys rarely share one, and it costs nothing but a turn in a lane if they do.
 const PLACES: usize = 1_024;
@@ -26,8 +25,8 @@ const PLACES: usize = 1_024;
 /// Counts the messages per key, roughly, in one stream.
 #[derive(Debug)]
 pub(crate) struct Heat {
-    /// Empty until it is first needed.
-    counts: Vec<u16>,
+    /// Nothing until it is first needed.
+    counts: Option<Box<[u16; PLACES]>>,
     /// A key may have this many.
     share: u16,
     /// Whether there are so many that a key could have more.
@@ -36,7 +35,7 @@ pub(crate) struct Heat {
 
 impl Heat {
     pub(crate) fn new(batch_max: usize) -> Self {
-        Heat { counts: Vec::new(), share: batch_max.min(usize::from(u16::MAX)) as u16, watching: false }
+        Heat { counts: None, share: batch_max.min(CHUNK) as u16, watching: false }
     }
 
     /// A stream begins, with so many messages to choose from. Says how long it may be: no longer than the turn of a lane where one is
@@ -45,8 +44,7 @@ impl Heat {
         // So few that nobody can have more than a share of them need no counting.
         self.watching = messages > usize::from(self.share) && !lanes_wait;
         if self.watching {
-            self.counts.clear();
-            self.counts.resize(PLACES, 0);
+            self.counts.get_or_insert_with(|| Box::new([0; PLACES])).fill(0);
         }
         usize::from(self.share) * if lanes_wait { 1 } else { 2 }
     }
@@ -54,14 +52,11 @@ impl Heat {
     /// Counts one more, and says whether that is more than its share.
     #[inline]
     pub(super) fn rises(&mut self, fingerprint: u64) -> bool {
-        if !self.watching {
-            return false;
-        }
+        let Some(counts) = self.counts.as_mut().filter(|_| self.watching) else { return false };
         // Bits that neither the tables nor the placement use.
-        let count = &mut self.counts[(fingerprint >> 20) as usize % PLACES];
-        let hot = *count >= self.share;
-        *count += u16::from(!hot);
-        hot
+        let count = &mut counts[(fingerprint >> 20) as usize % PLACES];
+        *count = count.saturating_add(1);
+        *count > self.share
     }
 }
 
@@ -76,16 +71,29 @@ impl<K, M> Lanes<K, M> {
         !self.table.is_empty() && self.table.contains_key(&fingerprint)
     }
 
+    /// How many of the first messages of a chunk may be in a stream, of so many that are looked at, before one that has to go to a lane.
+    pub(super) fn may_take(&self, chunk: &Chunk<K, M>, looked_at: usize, heat: &mut Heat) -> usize {
+        if self.table.is_empty() && !heat.watching {
+            return looked_at;
+        }
+        for (place, fingerprint) in chunk.fingerprints().take(looked_at).enumerate() {
+            if self.has_lane(fingerprint) || heat.rises(fingerprint) {
+                return place;
+            }
+        }
+        looked_at
+    }
+
     pub(crate) fn is_streaming(&self) -> bool {
         self.streaming > 0
     }
 
     /// A worker has taken these messages from the inbox.
-    pub(super) fn begin_stream(&mut self, messages: &VecDeque<Item<K, M>>) {
+    pub(super) fn begin_stream(&mut self, messages: &Chunk<K, M>) {
         self.streaming = messages.len();
         self.taken += messages.len();
         self.stream_keys.clear();
-        self.stream_keys.extend(messages.iter().map(|item| item.fingerprint));
+        self.stream_keys.extend(messages.fingerprints());
     }
 
     /// Takes the lane that is next, leaving out those that have an older message in a stream.
@@ -110,7 +118,7 @@ impl<K, M> Lanes<K, M> {
         self.taken -= std::mem::take(&mut self.streaming);
         let ending = std::mem::replace(&mut turn.ending, Ending::Handled);
         let failed = if matches!(ending, Ending::Handled) { None } else { turn.items.pop_front() };
-        while let Some(item) = turn.items.pop_back() {
+        while let Some(item) = turn.stream.pop_back().or_else(|| turn.items.pop_back()) {
             self.readmit(item);
         }
         let settled = match failed {

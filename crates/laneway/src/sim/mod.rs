@@ -488,7 +488,7 @@ where
     /// Exclusion: a key is in one pair of hands at most.
     fn note_claim(&mut self, place: usize) -> Result<(), Violation> {
         let turn = self.actors[place].worker().turn();
-        let keys: Vec<u64> = turn.items.iter().map(|item| item.fingerprint).collect();
+        let keys: Vec<u64> = turn.fingerprints().collect();
         for key in keys {
             if let Some(other) = self.in_flight.insert(key, place).filter(|other| *other != place) {
                 return Err(self.violation(format!("one key in the hands of workers {other} and {place}")));
@@ -531,10 +531,8 @@ where
     }
 
     fn turn_time(&mut self, place: usize) -> Duration {
-        let items = &self.actors[place].worker.as_mut().expect("a worker with a turn").turn().items;
-        let times =
-            items.iter().map(|item| (self.service)(&item.message.key, &item.message.body, &mut self.random));
-        times.sum()
+        let turn = self.actors[place].worker.as_mut().expect("a worker with a turn").turn();
+        turn.each().map(|(key, body)| (self.service)(key, body, &mut self.random)).sum()
     }
 
     /// The worker dies with its turn in its hands; its drop puts that back. Somebody else takes the seat.
@@ -688,6 +686,7 @@ fn hire<K: Clone, M>(
 /// The first message of a turn fails as if its handler had panicked.
 fn fail_first<K: Clone, M>(worker: &mut Worker<K, M>) -> Ending {
     let mut run = worker.hand();
+    run.turn.next().expect("a turn has a message");
     run.tally.started += 1;
     run.tally.panics += 1;
     run.trouble(Outcome::Failed("an injected fault".to_owned()), None).unwrap_or(Ending::Handled)

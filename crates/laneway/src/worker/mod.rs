@@ -102,7 +102,7 @@ impl Backoff {
 pub(crate) struct Tempo {
     /// Average time of a message, in nanoseconds. Slow until known better.
     average: u64,
-    /// Messages until the next one that is timed.
+    /// Messages until the next one that is timed: none where they are slow.
     countdown: u32,
     /// Time spent in this turn, as far as it was measured.
     spent: u64,
@@ -141,18 +141,18 @@ impl Tempo {
     /// Expects this many messages to fit into a turn; for the simulator.
     pub(crate) fn expect(&mut self, messages: usize) {
         self.average = SLICE / messages.max(1) as u64;
+        self.countdown = 0;
     }
 
     pub(crate) fn begin(&mut self) {
         self.spent = 0;
     }
 
+    #[inline]
     pub(crate) fn wants_time(&mut self) -> bool {
-        if self.countdown == 0 || self.is_slow() {
-            return true;
-        }
-        self.countdown -= 1;
-        false
+        let wants = self.countdown == 0;
+        self.countdown -= u32::from(!wants);
+        wants
     }
 
     pub(crate) fn learn(&mut self, started: u64, ended: u64) {
@@ -160,7 +160,7 @@ impl Tempo {
         self.average = if took > self.average { took } else { (self.average * 3 + took) / 4 };
         self.spent += took;
         self.now = ended;
-        self.countdown = TIMED_ONE_IN;
+        self.countdown = if self.is_slow() { 0 } else { TIMED_ONE_IN };
     }
 
     pub(crate) fn is_over(&self) -> bool {

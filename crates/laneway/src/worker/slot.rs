@@ -188,7 +188,7 @@ where
     R::Output: Into<Outcome>,
 {
     worker.tempo.begin();
-    while !worker.turn().items.is_empty() && !worker.hand().gives_way() {
+    while worker.turn().next().is_some() && !worker.hand().gives_way() {
         let outcome = {
             // If this task is dropped while it waits, `carried` puts the message back into the turn, and the worker's own drop the
             // turn into its lane.
