@@ -479,8 +479,8 @@ where
                     let _ = catch_unwind(AssertUnwindSafe(|| callback(seat.number)));
                 }
                 let sleeper = Sleeper::thread(seat.number, crate::sync::current());
-                let full_turns = handler.wants_full_turns();
-                thread::work(Worker::new(shared, seat, sleeper, full_turns), handler);
+                let turns = handler.turns();
+                thread::work(Worker::new(shared, seat, sleeper, turns), handler);
             };
             let started = std::thread::Builder::new().name(name).spawn(life);
             started.map(drop).map_err(|error| {

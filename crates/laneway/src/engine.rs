@@ -150,7 +150,7 @@ pub(crate) struct Shared<K, M> {
     pub(crate) looks_at: LooksAt,
     /// Whether that is plain hash placement.
     pub(crate) by_hash: bool,
-    /// Whether nothing has to be remembered of a key, and the engine's own bound is not counted in the first layout: then a submission is a push.
+    /// Whether nothing has to be remembered of a key or looked up of its lane, and the engine's own bound is not counted in the first layout: then a submission is a push.
     direct: bool,
     /// If so, and the placement is by hash over a power of two: the bits of the hash that it goes by.
     direct_bits: Option<usize>,
@@ -214,7 +214,8 @@ impl<K, M> Shared<K, M> {
         hasher: SeedableRandomState,
     ) -> Self {
         let looks_at = placement.looks_at();
-        let direct = mappings.is_none() && !engine_bound.is_counting();
+        let looks = limits.look_at_key() || limits.load_counts;
+        let direct = mappings.is_none() && !looks && !engine_bound.is_counting();
         let count = layout.dispatchers.len();
         Shared {
             clock,

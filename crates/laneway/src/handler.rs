@@ -28,7 +28,7 @@ pub struct Context<'a, K> {
     attempt: u32,
     dispatcher: &'a str,
     worker: usize,
-    note: &'a Cell<Option<String>>,
+    note: &'a Note,
 }
 
 impl<K> Context<'_, K> {
@@ -59,7 +59,7 @@ impl<K> Context<'_, K> {
 
     /// Says why, for whoever asks [`explain`](crate::Handle::explain) or gets the message in `on_fail`.
     pub fn note(&self, why: impl Into<String>) {
-        self.note.set(Some(why.into()));
+        self.note.say(why.into());
     }
 }
 
@@ -73,6 +73,34 @@ impl<K: fmt::Debug> fmt::Debug for Context<'_, K> {
             .field("dispatcher", dispatcher)
             .field("worker", worker)
             .finish()
+    }
+}
+
+/// What a handler says about the message in its hands.
+#[derive(Default)]
+struct Note {
+    text: Cell<Option<String>>,
+    /// Whether there is a text: looked at after every message.
+    said: Cell<bool>,
+}
+
+impl Note {
+    fn say(&self, why: String) {
+        self.text.set(Some(why));
+        self.said.set(true);
+    }
+
+    fn take(&self) -> Option<String> {
+        self.said.set(false);
+        self.text.take()
+    }
+
+    /// The message is done: what was said about it is not for the next one.
+    #[inline]
+    fn forget(&self) {
+        if self.said.get() {
+            self.take();
+        }
     }
 }
 
@@ -328,13 +356,24 @@ pub(crate) fn report_failure<K, M>(on_fail: Option<&OnFail<K, M>>, message: Mess
     }));
 }
 
+/// What turns a handler can run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turns {
+    /// Any: it is told the key of each message.
+    OfAnyKeys,
+    /// Those of one key: it is told that once for all of them. So no streams.
+    OfOneKey,
+    /// Those of one key, and as long as they may be: a batch handler wants all it can get.
+    Full,
+}
+
 /// How a worker thread runs a turn.
 pub(crate) trait RunTurn<K, M>: Send + Sync {
     fn run(&self, run: &mut Run<'_, K, M>) -> Ending;
 
-    /// Whether a turn should be as long as it may be: a batch handler wants all it can get.
-    fn wants_full_turns(&self) -> bool {
-        false
+    /// What kind of turns it can run.
+    fn turns(&self) -> Turns {
+        Turns::OfAnyKeys
     }
 }
 
@@ -343,7 +382,7 @@ pub(crate) struct Single<H>(pub(crate) H);
 
 impl<K, M, H: Handler<K, M>> RunTurn<K, M> for Single<H> {
     fn run(&self, run: &mut Run<'_, K, M>) -> Ending {
-        let note = Cell::new(None);
+        let note = Note::default();
         // What has nothing to be dropped can stay where it came until all of it is handled, and need not be moved at all.
         let in_place = !std::mem::needs_drop::<(K, M)>();
         loop {
@@ -369,7 +408,7 @@ struct Progress {
 
 impl<H> Single<H> {
     /// Runs a stream until it ends, gives way, or a message fails, which then is the first of the turn.
-    fn run_in_place<K, M>(&self, run: &mut Run<'_, K, M>, note: &Cell<Option<String>>) -> Option<Outcome>
+    fn run_in_place<K, M>(&self, run: &mut Run<'_, K, M>, note: &Note) -> Option<Outcome>
     where
         H: Handler<K, M>,
     {
@@ -377,9 +416,9 @@ impl<H> Single<H> {
         // One landing mat for the whole turn: what happened before a panic is noted already.
         let result = catch_unwind(AssertUnwindSafe(|| self.run_places(run, note, &progress)));
         let done = progress.done.get();
-        run.turn.stream.remove(done, progress.timed.get());
         run.tally.started += done as u64;
         run.tally.done += done as u64;
+        run.turn.stream.remove(done, progress.timed.get());
         let outcome = match result {
             Ok(None) => return None,
             Ok(Some(outcome)) => outcome,
@@ -393,12 +432,7 @@ impl<H> Single<H> {
         Some(outcome)
     }
 
-    fn run_places<K, M>(
-        &self,
-        run: &mut Run<'_, K, M>,
-        note: &Cell<Option<String>>,
-        progress: &Progress,
-    ) -> Option<Outcome>
+    fn run_places<K, M>(&self, run: &mut Run<'_, K, M>, note: &Note, progress: &Progress) -> Option<Outcome>
     where
         H: Handler<K, M>,
     {
@@ -428,13 +462,14 @@ impl<H> Single<H> {
             if !matches!(outcome, Outcome::Done) {
                 return Some(outcome);
             }
+            note.forget();
             progress.done.set(place + 1);
         }
         None
     }
 
     /// Runs a turn until it ends, gives way, or a message fails, which then is its first.
-    fn run_one_by_one<K, M>(&self, run: &mut Run<'_, K, M>, note: &Cell<Option<String>>) -> Option<Outcome>
+    fn run_one_by_one<K, M>(&self, run: &mut Run<'_, K, M>, note: &Note) -> Option<Outcome>
     where
         H: Handler<K, M>,
     {
@@ -457,7 +492,7 @@ impl<H> Single<H> {
     fn run_until_trouble<K, M>(
         &self,
         run: &mut Run<'_, K, M>,
-        note: &Cell<Option<String>>,
+        note: &Note,
         in_handler: &Cell<bool>,
     ) -> Option<Outcome>
     where
@@ -485,6 +520,7 @@ impl<H> Single<H> {
             if !matches!(outcome, Outcome::Done) {
                 return Some(outcome);
             }
+            note.forget();
             run.complete_first();
         }
         None
@@ -497,7 +533,7 @@ pub(crate) struct Turned<H>(pub(crate) H);
 impl<K: Clone, M, H: TurnHandler<K, M>> RunTurn<K, M> for Turned<H> {
     fn run(&self, run: &mut Run<'_, K, M>) -> Ending {
         while run.turn.next().is_some() && !run.gives_way() {
-            let (note, mut taken) = (Cell::new(None), Taken::default());
+            let (note, mut taken) = (Note::default(), Taken::default());
             let result = catch_unwind(AssertUnwindSafe(|| self.call(run, &mut taken, &note)));
             let outcome = match result {
                 // What is left, if anything, was not started.
@@ -518,15 +554,14 @@ impl<K: Clone, M, H: TurnHandler<K, M>> RunTurn<K, M> for Turned<H> {
         }
         Ending::Handled
     }
+
+    fn turns(&self) -> Turns {
+        Turns::OfOneKey
+    }
 }
 
 impl<H> Turned<H> {
-    fn call<K: Clone, M>(
-        &self,
-        run: &mut Run<'_, K, M>,
-        taken: &mut Taken,
-        note: &Cell<Option<String>>,
-    ) -> Outcome
+    fn call<K: Clone, M>(&self, run: &mut Run<'_, K, M>, taken: &mut Taken, note: &Note) -> Outcome
     where
         H: TurnHandler<K, M>,
     {
@@ -550,7 +585,7 @@ pub(crate) struct Batched<H>(pub(crate) H);
 impl<K: Clone, M, H: BatchHandler<K, M>> RunTurn<K, M> for Batched<H> {
     fn run(&self, run: &mut Run<'_, K, M>) -> Ending {
         while !run.turn.items.is_empty() && !run.around.give_way.load(Relaxed) {
-            let note = Cell::new(None);
+            let note = Note::default();
             let (completed, outcome) = self.call(run, &note);
             for _ in 0..completed {
                 // A body's drop may panic; the message is done all the same.
@@ -566,14 +601,14 @@ impl<K: Clone, M, H: BatchHandler<K, M>> RunTurn<K, M> for Batched<H> {
         Ending::Handled
     }
 
-    fn wants_full_turns(&self) -> bool {
-        true
+    fn turns(&self) -> Turns {
+        Turns::Full
     }
 }
 
 impl<H> Batched<H> {
     /// Calls the handler once; gives back how many messages are done, and what became of the first that is not.
-    fn call<K: Clone, M>(&self, run: &mut Run<'_, K, M>, note: &Cell<Option<String>>) -> (usize, Outcome)
+    fn call<K: Clone, M>(&self, run: &mut Run<'_, K, M>, note: &Note) -> (usize, Outcome)
     where
         H: BatchHandler<K, M>,
     {

@@ -5,7 +5,7 @@
 
 use std::{
     collections::VecDeque,
-    mem::{replace, swap},
+    mem::{replace, swap, take},
 };
 
 /// A message on its way: `body` is handled in order with all others of the same `key`.
@@ -180,7 +180,7 @@ impl<K, M> Packed<K, M> {
 /// would not live to see more.
 pub(crate) const CHUNK: usize = if cfg!(loom) { 2 } else { 256 };
 
-/// As many chunks are kept when nothing is there.
+/// Where more chunks than this are empty, there was a burst, and they are given up when nothing has come for a while.
 const CHUNKS_KEPT: usize = 4;
 
 /// Messages that travel together, packed, in the order of their acceptance. What is emptied is filled again: in its steady state a dispatcher allocates nothing.
@@ -231,7 +231,7 @@ impl<K, M> Chunk<K, M> {
     /// Lets go of the oldest, among which so many are timed.
     pub(crate) fn remove(&mut self, messages: usize, timed: usize) {
         self.packed.drain(..messages);
-        self.times.drain(..timed);
+        self.times.drain(..timed.min(self.times.len()));
     }
 
     /// Takes the newest.
@@ -295,6 +295,7 @@ impl<K, M> Arrivals<K, M> {
         if let Some(first) = items.pop_front() {
             self.push(first);
         }
+        debug_assert!(items.iter().all(|item| item.accepted_at == 0), "its time would be missing");
         while !items.is_empty() {
             if self.packed.len() == CHUNK {
                 self.put_away();
@@ -328,12 +329,13 @@ impl<K, M> Arrivals<K, M> {
         self.spare.len() > CHUNKS_KEPT
     }
 
-    /// Gives memory back that it has grown to in a burst.
-    pub(crate) fn shrink(&mut self) {
-        if self.is_large() {
-            self.spare = Vec::new();
-            self.full.shrink_to_fit();
+    /// Gives up memory that it has grown to in a burst. The caller drops it when it has no lock: it is many pieces.
+    pub(crate) fn shrink(&mut self) -> Vec<Chunk<K, M>> {
+        if !self.is_large() {
+            return Vec::new();
         }
+        self.full.shrink_to_fit();
+        take(&mut self.spare)
     }
 }
 
@@ -370,6 +372,10 @@ impl<K, M> Inbox<K, M> {
             let empty = self.spare.pop().unwrap_or_else(Chunk::new);
             self.chunks.push_back(arrivals.exchange(empty));
         }
+        // Under the lock of ingress, so they are not moved one by one where that can be helped.
+        if arrivals.spare.is_empty() {
+            swap(&mut arrivals.spare, &mut self.spare);
+        }
         arrivals.spare.append(&mut self.spare);
     }
 
@@ -380,7 +386,7 @@ impl<K, M> Inbox<K, M> {
 
     /// Takes the oldest chunk as it is, in exchange for an empty one.
     pub(crate) fn take_first(&mut self, chunk: &mut Chunk<K, M>) {
-        debug_assert!(chunk.is_empty(), "what is in it would be lost");
+        debug_assert!(chunk.is_empty() && chunk.times.is_empty(), "what is in it would be lost");
         if let Some(mut first) = self.chunks.pop_front() {
             self.len -= first.len();
             swap(&mut first, chunk);
@@ -418,11 +424,12 @@ impl<K, M> Inbox<K, M> {
     }
 
     /// See [`Arrivals::shrink`].
-    pub(crate) fn shrink(&mut self) {
-        if self.is_large() {
-            self.spare = Vec::new();
-            self.chunks.shrink_to_fit();
+    pub(crate) fn shrink(&mut self) -> Vec<Chunk<K, M>> {
+        if !self.is_large() {
+            return Vec::new();
         }
+        self.chunks.shrink_to_fit();
+        take(&mut self.spare)
     }
 }
 
@@ -541,8 +548,7 @@ mod tests {
         let last = memory(&arrivals);
         (0..=CHUNK as u64).for_each(|key| arrivals.push(item(key, Kind::Event, Priority::Normal, 0)));
         assert_eq!(arrivals.packed.as_ptr(), last, "the one that was used last is used first");
-        arrivals.shrink();
-        inbox.shrink();
+        drop((arrivals.shrink(), inbox.shrink()));
         assert!(!arrivals.is_large() && !inbox.is_large());
         assert_eq!(arrivals.len(), CHUNK + 1, "nothing but memory is given up");
     }

@@ -62,7 +62,7 @@ impl Model {
         let shared = &self.handle.shared;
         let seat = shared.layout.load().seats[seat].clone();
         let sleeper = Sleeper::thread(seat.number, current());
-        let mut worker = Worker::new(shared.clone(), seat, sleeper, false);
+        let mut worker = Worker::new(shared.clone(), seat, sleeper, crate::handler::Turns::OfAnyKeys);
         worker.tempo.expect(if self.quick { 128 } else { 1 });
         loop {
             match worker.look() {

@@ -182,6 +182,43 @@ fn an_error_of_the_handler_is_a_failure_with_its_text() {
     assert_eq!(engine.snapshot().account.done, 1);
 }
 
+/// Once it was kept for whatever failed next, in the same turn or stream, and said the wrong reason of another message.
+#[test]
+fn a_note_is_forgotten_with_the_message_that_it_was_about() {
+    for topology in [Topology::partitioned(1, 1), Topology::pool(2)] {
+        let failures = Log::new();
+        let failures_too = failures.clone();
+        let engine = Engine::builder()
+            .topology(topology)
+            .retry(RetryPolicy::never())
+            .on_fail(move |message: Message<u64, u64>, failure: Failure| {
+                failures_too.push((message.body, failure.note))
+            })
+            .handle(|context, number: &mut u64| {
+                if *number % 2 == 0 {
+                    context.note("all is well");
+                    return Outcome::Done;
+                }
+                Outcome::Failed(format!("the {number}th"))
+            })
+            .build()
+            .unwrap();
+        // Of one key, and of many.
+        for from in (0..2_000).step_by(100) {
+            send(
+                &engine,
+                (from..from + 100).map(|number| (if number % 200 < 100 { 0 } else { number }, number)),
+            );
+            assert!(engine.wait_quiet(DEADLINE));
+        }
+        let told = failures.entries();
+        assert_eq!(told.len(), 1_000);
+        for (number, note) in told {
+            assert_eq!(note, Some(format!("the {number}th")));
+        }
+    }
+}
+
 #[test]
 fn a_note_of_the_handler_is_what_on_fail_is_told() {
     let failures = Log::new();

@@ -429,3 +429,29 @@ fn every_contract_line_holds_after_every_step() {
     let failures = failures.borrow();
     assert!(failures.is_empty(), "LANEWAY_SIM_SEED=<seed> shows each again: {failures:#?}");
 }
+
+/// The simulator's own way to hand a message to an async handler, where a worker takes messages as streams.
+#[cfg(feature = "tokio")]
+#[test]
+fn an_async_handler_that_has_a_dispatcher_to_itself_is_simulated_too() {
+    use std::sync::{Arc, Mutex};
+    for seed in 0..50 {
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let seen_too = seen.clone();
+        let builder = Engine::builder().topology(Topology::pool(1)).handle_async(
+            move |delivery: laneway::Delivery<u64, u64>| {
+                seen_too.lock().unwrap().push((*delivery.key(), *delivery));
+                async {}
+            },
+        );
+        let mut sim = Sim::new(seed, builder).unwrap();
+        sim.produce((0..60).map(|number| (number % 3, number / 3)));
+        sim.run().unwrap();
+        let seen = seen.lock().unwrap();
+        for key in 0..3 {
+            let of_key: Vec<u64> =
+                seen.iter().filter(|(of, _)| *of == key).map(|(_, number)| *number).collect();
+            assert_eq!(of_key, (0..20).collect::<Vec<_>>(), "seed {seed}, key {key}");
+        }
+    }
+}

@@ -59,6 +59,35 @@ fn a_turn_handler_sees_every_message_once_and_in_order() {
     assert!(report.account.balances() && report.account.outstanding == 0);
 }
 
+/// Finds the key of each message in its body, too.
+struct SameKey {
+    others: Arc<AtomicU64>,
+}
+
+impl TurnHandler<u64, u64> for SameKey {
+    fn handle(&self, context: &Context<'_, u64>, turn: &mut Messages<'_, '_, u64, u64>) -> Outcome {
+        while let Some(body) = turn.next() {
+            self.others.fetch_add(u64::from(body != context.key()), SeqCst);
+        }
+        Outcome::Done
+    }
+}
+
+/// A worker that has its dispatcher to itself once took messages of many keys as one turn, and the handler was told the key of the first for all of them.
+#[test]
+fn a_turn_is_of_one_key_also_where_a_worker_is_alone() {
+    let others = Arc::new(AtomicU64::new(0));
+    let handler = SameKey { others: others.clone() };
+    let engine =
+        Engine::builder().topology(Topology::partitioned(1, 1)).turn_handler(handler).build().unwrap();
+    for _ in 0..50 {
+        send(&engine, (0..200_u64).map(|key| (key, key)));
+        assert!(engine.wait_quiet(DEADLINE));
+    }
+    assert_eq!(engine.snapshot().account.done, 10_000);
+    assert_eq!(others.load(SeqCst), 0, "messages whose key was said to be another");
+}
+
 #[test]
 fn a_turn_has_more_than_one_message_where_they_are_quick() {
     let notes = Notes::default();

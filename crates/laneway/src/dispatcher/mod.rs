@@ -29,7 +29,7 @@ use crate::{
     clock::Clock,
     error::Refusal,
     lane::{Ending, Hand, Heat, Lanes, Pace, Parcel, Wants},
-    message::{Inbox, Item, Kind, Priority},
+    message::{Chunk, Inbox, Item, Kind, Priority},
     stats::{Counted, Tally},
     sync::{
         AtomicU64, AtomicUsize, Mutex, MutexGuard, Padded, ShortGuard, ShortLock, lock, lock_short, try_lock,
@@ -70,7 +70,7 @@ impl Limits {
     }
 
     /// Whether a submission has to look at the lane of its key.
-    fn look_at_key(&self) -> bool {
+    pub(crate) fn look_at_key(&self) -> bool {
         self.lane.is_some() || self.lanes.is_some()
     }
 
@@ -87,6 +87,14 @@ struct Hints {
     waiting: AtomicUsize,
     /// Ever accepted. Kept up to date for every message only where the placement looks at the load.
     accepted: AtomicU64,
+}
+
+/// What came of tidying up.
+struct Tidied<K, M> {
+    /// When there will be something to do.
+    due: Option<u64>,
+    /// What is given up, to be dropped without a lock.
+    spare: [Vec<Chunk<K, M>>; 2],
 }
 
 /// Guarded by the lanes lock.
@@ -128,20 +136,18 @@ impl<K, M> Inner<K, M> {
     }
 
     /// Gives back the memory that a burst has left behind, once nothing has been here for long enough; otherwise says when that will be.
-    fn tidy_up(&mut self, ingress: &mut Ingress<K, M>, clock: &Clock, linger: u64) -> Option<u64> {
+    fn tidy_up(&mut self, ingress: &mut Ingress<K, M>, clock: &Clock, linger: u64) -> Tidied<K, M> {
         let is_large = self.lanes.is_large() || self.inbox.is_large() || ingress.buffer.is_large();
         if !is_large || !self.lanes.is_quiet() {
-            return None;
+            return Tidied { due: None, spare: [Vec::new(), Vec::new()] };
         }
         let now = clock.now();
         let due = self.idle_since.get_or_insert(now).saturating_add(linger);
         if due > now {
-            return Some(due);
+            return Tidied { due: Some(due), spare: [Vec::new(), Vec::new()] };
         }
         self.lanes.shrink();
-        self.inbox.shrink();
-        ingress.buffer.shrink();
-        None
+        Tidied { due: None, spare: [self.inbox.shrink(), ingress.buffer.shrink()] }
     }
 }
 
@@ -275,11 +281,12 @@ impl<K, M> Dispatcher<K, M> {
             };
         }
         self.push(&mut ingress, arrival, clock);
+        self.note_accepted(&ingress);
         let wake = ingress.sleepers.take();
         Offer::Accepted { wake, evicted: None }
     }
 
-    /// The short way in, for a message about which nothing has to be looked up: gives it back where there is anything out of the ordinary.
+    /// The short way in, where neither the bounds nor the placement look at anything but how many messages there are: gives the message back if something is out of the ordinary.
     #[inline(always)]
     pub(crate) fn push_direct(
         &self,
@@ -288,7 +295,8 @@ impl<K, M> Dispatcher<K, M> {
         clock: &Clock,
     ) -> Result<Option<Sleeper>, Item<K, M>> {
         let mut ingress = self.ingress();
-        let ordinary = !ingress.closed && ingress.epoch == epoch && !self.limits.look_at_key();
+        debug_assert!(!self.limits.look_at_key() && !self.limits.load_counts, "the short way is for others");
+        let ordinary = !ingress.closed && ingress.epoch == epoch;
         if !ordinary || !self.has_room(&mut ingress, arrival.message.kind) {
             return Err(arrival);
         }
@@ -328,7 +336,6 @@ impl<K, M> Dispatcher<K, M> {
     #[inline(always)]
     fn accept(&self, ingress: &mut Ingress<K, M>, item: &mut Item<K, M>, clock: &Clock) {
         ingress.accepted += 1;
-        self.note_accepted(ingress);
         if ingress.until_timed > 0 {
             ingress.until_timed -= 1;
         } else if self.limits.sampling > 0 {
@@ -373,6 +380,7 @@ impl<K, M> Dispatcher<K, M> {
             let arrival = arrivals.pop_front().expect("just seen");
             self.push(ingress, arrival, clock);
         }
+        self.note_accepted(ingress);
         all - arrivals.len()
     }
 
@@ -432,6 +440,7 @@ impl<K, M> Dispatcher<K, M> {
             }
         }
         self.accept(&mut ingress, &mut arrival, clock);
+        self.note_accepted(&ingress);
         inner.lanes.admit(arrival);
         Offer::Accepted { wake: ingress.sleepers.take(), evicted }
     }
@@ -767,9 +776,11 @@ impl<K, M> Dispatcher<K, M> {
             until = Some(due);
         }
         let is_quiet = inner.lanes.is_quiet();
-        let until = until.into_iter().chain(inner.tidy_up(&mut ingress, clock, sleeper.linger())).min();
+        let Tidied { due, spare } = inner.tidy_up(&mut ingress, clock, sleeper.linger());
+        let until = until.into_iter().chain(due).min();
         drop(ingress);
         drop(guard);
+        drop(spare);
         self.room.made_last();
         if is_quiet {
             quiet();

@@ -321,7 +321,7 @@ impl<K, M> Lanes<K, M> {
         turn: &mut Turn<K, M>,
         holder: Option<fn(&K) -> K>,
     ) -> bool {
-        debug_assert!(turn.items.is_empty() && turn.again.is_empty());
+        debug_assert!(turn.len() == 0 && turn.again.is_empty());
         self.wake_due(now);
         if self.paused || !self.take_pace(now) {
             return false;

@@ -12,7 +12,7 @@
 //!   dispatcher: a change that moves lanes bars streams and waits for the one that is out.
 //! - A message that fails becomes the head of the lane of its key, as if it had been claimed from there. What the stream had not run goes to the front of the
 //!   lanes of its keys.
-//! - A hot key gives way after `batch_max` messages here as elsewhere. A stream is twice as long at most, unless lanes wait, and [`Heat`] counts the messages of each key in
+//! - A hot key gives way after `batch_max` messages here as elsewhere, and after 256. A stream is twice as long at most, and no longer than a chunk, unless lanes wait, and [`Heat`] counts the messages of each key in
 //!   it (of each 1,024th part of all keys); when one has had its share, the rest of it goes to its lane, and the stream goes on with the others. After a
 //!   stream the lanes have a turn.
 

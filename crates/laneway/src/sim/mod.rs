@@ -675,12 +675,12 @@ fn hire<K: Clone, M>(
     woken: &Arc<AtomicBool>,
     handler: &HandlerKind<K, M>,
 ) -> Worker<K, M> {
-    let full_turns = match handler {
-        HandlerKind::Sync(handler) => handler.wants_full_turns(),
+    let turns = match handler {
+        HandlerKind::Sync(handler) => handler.turns(),
         #[cfg(feature = "tokio")]
-        HandlerKind::Async(_) => false,
+        HandlerKind::Async(_) => crate::handler::Turns::OfAnyKeys,
     };
-    Worker::new(shared.clone(), seat.clone(), Sleeper::simulated(seat.number, woken.clone()), full_turns)
+    Worker::new(shared.clone(), seat.clone(), Sleeper::simulated(seat.number, woken.clone()), turns)
 }
 
 /// The first message of a turn fails as if its handler had panicked.

@@ -31,7 +31,7 @@ pub(crate) use self::{
 use crate::{
     dispatcher::{Asleep, Dispatcher, Found},
     engine::Shared,
-    handler::{Run, RunTurn, Surroundings},
+    handler::{Run, RunTurn, Surroundings, Turns},
     lane::{Ending, Hand, Turn, Wants},
     stats::{Tally, WorkerCounters},
     sync::{Mutex, lock},
@@ -260,7 +260,7 @@ pub(crate) struct Worker<K, M> {
     pub(crate) tempo: Tempo,
     /// Failed cycles in a row.
     pub(crate) failures: u32,
-    full_turns: bool,
+    turns: Turns,
     gauge: Gauge,
     /// What it says about the next look.
     pub(crate) supply: Supply,
@@ -278,7 +278,7 @@ where
         shared: Arc<Shared<K, M>>,
         seat: Arc<Seat<K, M>>,
         sleeper: Sleeper,
-        full_turns: bool,
+        turns: Turns,
     ) -> Self {
         Worker {
             shared,
@@ -293,7 +293,7 @@ where
             tally: Tally::default(),
             tempo: Tempo::new(),
             failures: 0,
-            full_turns,
+            turns,
             gauge: Gauge::new(),
             supply: Supply::Plenty,
             released_before: 0,
@@ -305,16 +305,20 @@ where
     /// as much as fits into a slice of time.
     fn wants(&self, dispatcher: &Dispatcher<K, M>) -> Wants<K> {
         let most = self.shared.settings.batch_max;
-        let alone = !self.full_turns && dispatcher.servers.load(Ordering::Relaxed) == 1;
+        let is_full = self.turns == Turns::Full;
+        let alone = !is_full && dispatcher.servers.load(Ordering::Relaxed) == 1;
         let quick = alone && !self.tempo.is_slow();
         let lanes = if quick { HAND_LANES } else { 1 };
         Wants {
             worker: self.seat.number as u32,
             now: self.tempo.now,
-            turn: if self.full_turns { most } else { self.tempo.limit(most) },
+            turn: if is_full { most } else { self.tempo.limit(most) },
             lanes: lanes.min(self.tempo.limit(HAND_LANES)),
             messages: self.tempo.limit(HAND_MESSAGES),
-            stream: quick && self.shared.mappings.is_none() && !self.shared.needs_keys,
+            stream: quick
+                && self.turns == Turns::OfAnyKeys
+                && self.shared.mappings.is_none()
+                && !self.shared.needs_keys,
             slow: self.tempo.is_slow(),
             holder: (self.tempo.is_slow() || self.shared.needs_keys).then_some(K::clone as fn(&K) -> K),
         }
@@ -573,7 +577,7 @@ mod tests {
         let shared = builder.assemble(Clock::real(), Spawn::Simulated, hasher);
         let layout = shared.layout.load_full();
         let sleeper = Sleeper::simulated(0, Arc::new(AtomicBool::new(false)));
-        let mut worker = Worker::new(shared.clone(), layout.seats[0].clone(), sleeper, false);
+        let mut worker = Worker::new(shared.clone(), layout.seats[0].clone(), sleeper, Turns::OfAnyKeys);
         let [a, b] = &layout.dispatchers[..] else { panic!("two dispatchers") };
         let (a, b) = (a.lock_for_change(), b.lock_for_change());
         worker.failures = 20;
@@ -597,8 +601,12 @@ mod tests {
         let builder = Engine::builder().topology(topology).handle(|_, _: &mut u8| ());
         let shared = builder.assemble(Clock::real(), Spawn::Simulated, SeedableRandomState::random());
         let seat = shared.layout.load().seats[0].clone();
-        let mut worker =
-            Worker::new(shared, seat, Sleeper::simulated(0, Arc::new(AtomicBool::new(false))), false);
+        let mut worker = Worker::new(
+            shared,
+            seat,
+            Sleeper::simulated(0, Arc::new(AtomicBool::new(false))),
+            Turns::OfAnyKeys,
+        );
         worker.refresh();
         worker
     }

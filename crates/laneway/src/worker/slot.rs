@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 use super::{Inside, Look, SLICE, Sleeper, Worker};
 use crate::{
     engine::Shared,
-    handler::panic_text,
+    handler::{Turns, panic_text},
     lane::Ending,
     message::{Item, Kind},
     outcome::Outcome,
@@ -125,7 +125,7 @@ where
         let (handler, alarm) = (self.0.clone(), Arc::new(Notify::new()));
         let sleeper = Sleeper::slot(seat.number, alarm.clone(), runtime.metrics().num_workers());
         // Made here, not in the task: a runtime that goes before the task's first step drops it, and its seat is known to be empty.
-        let worker = Worker::new(shared, seat, sleeper, false);
+        let worker = Worker::new(shared, seat, sleeper, Turns::OfAnyKeys);
         runtime.spawn(async move { work(worker, &*handler, &alarm).await });
     }
 
@@ -296,6 +296,7 @@ impl<K: Clone, M> HandOver<K, M> {
     pub(crate) fn deliver(&mut self, worker: &mut Worker<K, M>) -> Delivery<K, M> {
         let number = worker.seat.number;
         let mut run = worker.hand();
+        run.turn.next();
         let item = run.turn.items.pop_front().expect("a message in the turn");
         self.accepted = item.accepted_at;
         self.started = run.start_time(self.accepted);
