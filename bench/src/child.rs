@@ -13,8 +13,9 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::contender::Entry;
+use crate::count;
 use crate::drive::Outcome;
-use crate::workload::Workload;
+use crate::workload::{Kind, Workload};
 
 /// The hidden first argument of a child of `bench engine`.
 const CHILD: &str = "__child";
@@ -32,7 +33,12 @@ struct Spec {
 
 /// Runs a contender on a workload in a fresh process.
 pub fn run(entry: &Entry, workload: &Workload) -> Result<Outcome> {
-    start(CHILD, &Spec { contender: entry.name.into(), workload: workload.clone() })
+    let spec = |workload: &Workload| Spec { contender: entry.name.into(), workload: workload.clone() };
+    if workload.kind == Kind::Instructions {
+        let arguments = |part: &Workload| Ok([CHILD.to_owned(), serde_json::to_string(&spec(part))?]);
+        return count::run(workload, arguments);
+    }
+    start(CHILD, &spec(workload))
 }
 
 /// Starts this program again, as a child of this kind, and reads what it prints.

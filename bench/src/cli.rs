@@ -33,6 +33,9 @@ pub struct EngineArgs {
     /// Compare with the targets; chooses the contenders that have one unless --contenders is given
     #[arg(long)]
     pub targets: bool,
+    /// Count instructions per message with valgrind instead of measuring time: for machines that others use, too
+    #[arg(long)]
+    pub instructions: bool,
     /// List workloads and contenders, and do nothing else
     #[arg(long)]
     pub list: bool,
@@ -96,6 +99,9 @@ impl EngineArgs {
                 _ => workloads.extend(workload::named(name, &tuning)?),
             }
         }
+        if self.instructions {
+            workloads.iter_mut().try_for_each(to_be_counted)?;
+        }
         Ok(workloads)
     }
 
@@ -127,6 +133,18 @@ impl EngineArgs {
     fn tuning(&self) -> Tuning {
         Tuning { seconds: self.seconds, layout: self.topology, keys: self.keys }
     }
+}
+
+/// Turns a workload into one whose instructions are counted. Whoever waits or spins has no number of instructions of its own.
+fn to_be_counted(workload: &mut Workload) -> Result<()> {
+    let is_tiny = workload.kind == Kind::Throughput && workload.cost == Cost::Tiny;
+    ensure!(
+        is_tiny,
+        "--instructions counts workloads with tiny handlers only, and {} is not one",
+        workload.name
+    );
+    workload.kind = Kind::Instructions;
+    Ok(())
 }
 
 impl FreeArgs {
@@ -180,6 +198,19 @@ mod tests {
         let names: Vec<_> =
             parse(&[]).workloads().unwrap().into_iter().map(|workload| workload.name).collect();
         assert_eq!(names, ["W1", "W2", "W3", "W4"]);
+    }
+
+    #[test]
+    fn instructions_are_counted_of_tiny_handlers_only() {
+        let kinds = |arguments: &[&str]| {
+            let workloads = parse(arguments).workloads()?;
+            anyhow::Ok(workloads.into_iter().map(|workload| workload.kind).collect::<Vec<_>>())
+        };
+        assert_eq!(kinds(&["--instructions"]).unwrap(), [Kind::Instructions; 4]);
+        for waits in ["W5", "W6", "memory", "scaling"] {
+            let error = kinds(&["--instructions", "--workload", waits]).unwrap_err().to_string();
+            assert!(error.contains(waits), "{error}");
+        }
     }
 
     #[test]

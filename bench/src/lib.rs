@@ -12,7 +12,7 @@
 //! and [`events::serve`] before anything else, because every run is a fresh process of the same program, and then [`engine::run`] or [`events::run`].
 //!
 //! The way of a run, and the order in which to read: [`cli`] chooses [`workload`]s; [`engine`] starts a [`child`] for each
-//! contender and round; there [`drive`] makes a [`plan`], starts a [`contender`] and lets `pump` carry [`message`]s into it
+//! contender and round, or has `count` start it where instructions are counted; there [`drive`] makes a [`plan`], starts a [`contender`] and lets `pump` carry [`message`]s into it
 //! under a [`window`] (or `weigh`s it); its workers call the [`probe`], which asks the [`check`]er; [`machine`] is read before
 //! and after; what comes out is a [`report`], shown as a [`table`], a [`plot`] and [`targets`].
 
@@ -26,6 +26,7 @@ pub mod flow;
 pub mod router;
 
 pub mod child;
+mod count;
 pub mod drive;
 mod pump;
 mod weigh;

@@ -6,6 +6,7 @@ use comfy_table::presets::ASCII_MARKDOWN;
 use comfy_table::{Cell, CellAlignment, Table};
 
 use crate::PRODUCT;
+use crate::count;
 use crate::report::{OTHERS, Report, Summary};
 use crate::workload::{Kind, Workload};
 
@@ -63,6 +64,7 @@ pub(crate) fn columns(kind: Kind) -> Vec<Column> {
             Column::new("resident_growth_bytes_per_million_keys", "kB growth per 1M keys", 1e3, 0),
             PEAK,
         ],
+        Kind::Instructions => vec![Column::new(count::METRIC, "instructions/msg", 1.0, 0)],
     }
 }
 
@@ -71,7 +73,10 @@ pub fn print(report: &Report) {
     for workload in &report.workloads {
         println!("\n{}\n", title(workload));
         println!("{}", table(report, workload));
-        if let Some(warning) = neighbours(report, workload) {
+        // What others do changes no number of instructions.
+        if workload.kind != Kind::Instructions
+            && let Some(warning) = neighbours(report, workload)
+        {
             println!("{warning}");
         }
     }
@@ -86,6 +91,7 @@ fn title(workload: &Workload) -> String {
         Kind::Waiting => "efficiency: ideal time by actual time, 1 is perfect",
         Kind::Latency => "from submission and from the intended time; lower is better",
         Kind::Memory => "lower is better",
+        Kind::Instructions => "the harness included; lower is better",
     };
     let (workers, producers) = (count(workload.workers, "worker"), count(workload.producers, "producer"));
     format!("{}: {workers}, {producers}; {what}", workload.name)

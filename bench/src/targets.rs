@@ -1,12 +1,13 @@
 //! The targets: what Laneway should reach beside its peers, in the same run.
 //!
-//! Each goal compares two medians and has a floor and a stretch. `--targets` prints those for which there are figures; no
+//! Each goal but one compares two medians and has a floor and a stretch. `--targets` prints those for which there are figures; no
 //! test asserts them, because they hold on a quiet machine only.
 
 use comfy_table::presets::ASCII_MARKDOWN;
 use comfy_table::{Cell, Color, Table};
 
 use crate::PRODUCT;
+use crate::count;
 use crate::report::Report;
 
 /// The peers of the table of rates, in its order.
@@ -29,6 +30,9 @@ const RATES: [(&str, [(f64, f64); 7]); 4] = [
 ];
 
 const RATE: &str = "messages_per_second";
+
+/// What a message of W1 may cost, the harness included; see [`crate::count`].
+const INSTRUCTIONS_MAX: f64 = 250.0;
 
 /// One median: of a metric, of a contender, in a workload.
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +72,17 @@ enum Verdict {
     Stretch,
     Pass,
     Below,
+}
+
+impl Verdict {
+    fn cell(self) -> Cell {
+        let (word, color) = match self {
+            Verdict::Stretch => ("PASS, stretch", Color::Green),
+            Verdict::Pass => ("PASS", Color::Green),
+            Verdict::Below => ("BELOW", Color::Red),
+        };
+        Cell::new(word).fg(color)
+    }
 }
 
 impl Goal {
@@ -174,16 +189,21 @@ pub fn print(report: &Report) {
             table.add_row(row(&goal, ratio));
         }
     }
+    table.add_rows(instructions_row(report));
     println!("\nTargets: laneway as a multiple of a peer, medians of the same run\n\n{table}");
+}
+
+/// The one goal that is no ratio.
+fn instructions_row(report: &Report) -> Option<Vec<Cell>> {
+    let figure = Figure { workload: "W1", contender: PRODUCT, metric: count::METRIC };
+    let measured = figure.of(report)?;
+    let verdict = if measured <= INSTRUCTIONS_MAX { Verdict::Pass } else { Verdict::Below };
+    let fixed = ["W1", "instructions per message", "–", &format!("≤ {INSTRUCTIONS_MAX}"), "–"].map(Cell::new);
+    Some(fixed.into_iter().chain([Cell::new(format!("{measured:.0}")), verdict.cell()]).collect())
 }
 
 fn row(goal: &Goal, ratio: f64) -> Vec<Cell> {
     let sign = if goal.better == Better::Higher { "≥" } else { "≤" };
-    let (verdict, color) = match goal.verdict(ratio) {
-        Verdict::Stretch => ("PASS, stretch", Color::Green),
-        Verdict::Pass => ("PASS", Color::Green),
-        Verdict::Below => ("BELOW", Color::Red),
-    };
     let against = if goal.theirs.contender == PRODUCT { goal.theirs.workload } else { goal.theirs.contender };
     vec![
         Cell::new(goal.ours.workload),
@@ -192,7 +212,7 @@ fn row(goal: &Goal, ratio: f64) -> Vec<Cell> {
         Cell::new(format!("{sign} {}", goal.floor)),
         Cell::new(goal.stretch.map_or("–".into(), |stretch| format!("{sign} {stretch}"))),
         Cell::new(format!("{ratio:.2}")),
-        Cell::new(verdict).fg(color),
+        goal.verdict(ratio).cell(),
     ]
 }
 
@@ -224,6 +244,15 @@ mod tests {
         let goal = other_goals().into_iter().find(|goal| goal.text == "p50 from submission").unwrap();
         assert_eq!(goal.verdict(0.7), Verdict::Pass);
         assert_eq!(goal.verdict(0.9), Verdict::Below);
+    }
+
+    #[test]
+    fn the_number_of_instructions_has_a_row_where_it_was_counted() {
+        let mut report = Report::default();
+        assert!(instructions_row(&report).is_none());
+        report.add_value("W1", PRODUCT, 1, count::METRIC.into(), 251.0);
+        let row = instructions_row(&report).unwrap();
+        assert_eq!((row[5].content(), row[6].content()), ("251".to_owned(), "BELOW".to_owned()));
     }
 
     #[test]

@@ -31,6 +31,8 @@ pub enum Kind {
     Latency,
     /// Handlers that are held; how much memory the backlog takes.
     Memory,
+    /// A throughput workload whose instructions are counted instead of its time.
+    Instructions,
 }
 
 /// How messages are spread over keys.

@@ -40,7 +40,7 @@ impl Contender for Inline {
         match workload.kind {
             Kind::Waiting => Some("one handler at a time, on the producer's thread"),
             Kind::Memory => Some("it has no backlog"),
-            Kind::Throughput | Kind::Latency => None,
+            Kind::Throughput | Kind::Latency | Kind::Instructions => None,
         }
     }
 }
