@@ -195,7 +195,7 @@ fn a_note_is_forgotten_with_the_message_that_it_was_about() {
                 failures_too.push((message.body, failure.note))
             })
             .handle(|context, number: &mut u64| {
-                if *number % 2 == 0 {
+                if number.is_multiple_of(2) {
                     context.note("all is well");
                     return Outcome::Done;
                 }
