@@ -47,7 +47,13 @@ fn keys_come_and_go(name: &str, engine: &Engine<u64, u64>, message: impl Fn(u64)
     assert!(snapshot.dispatchers.iter().all(|dispatcher| dispatcher.active_lanes == 0), "{name}");
     if let (Some(before), Some(after)) = (before, resident()) {
         let grown = after.saturating_sub(before);
-        assert!(grown < 6 * MEGABYTE, "{name}: from {before} to {after} bytes, {} MB more", grown / MEGABYTE);
+        // The least trace of a key, 16 bytes, would be 28 of them. What is bounded, full queues and tombstones and what an allocator keeps of them, may come after the first look.
+        println!("{name}: {grown} bytes more");
+        assert!(
+            grown < 10 * MEGABYTE,
+            "{name}: from {before} to {after} bytes, {} MB more",
+            grown / MEGABYTE
+        );
     }
 }
 
