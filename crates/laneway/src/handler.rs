@@ -26,9 +26,15 @@ pub struct Context<'a, K> {
     key: &'a K,
     kind: Kind,
     attempt: u32,
+    /// What is the same for all messages of a turn, so that it need not be said for each.
+    turn: &'a Whereabouts<'a>,
+}
+
+/// Where a turn is run.
+struct Whereabouts<'a> {
     dispatcher: &'a str,
     worker: usize,
-    note: &'a Note,
+    note: Note,
 }
 
 impl<K> Context<'_, K> {
@@ -49,23 +55,23 @@ impl<K> Context<'_, K> {
 
     /// The name of the dispatcher.
     pub fn dispatcher(&self) -> &str {
-        self.dispatcher
+        self.turn.dispatcher
     }
 
     /// The number of the worker.
     pub fn worker(&self) -> usize {
-        self.worker
+        self.turn.worker
     }
 
     /// Says why, for whoever asks [`explain`](crate::Handle::explain) or gets the message in `on_fail`.
     pub fn note(&self, why: impl Into<String>) {
-        self.note.say(why.into());
+        self.turn.note.say(why.into());
     }
 }
 
 impl<K: fmt::Debug> fmt::Debug for Context<'_, K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Context { key, kind, attempt, dispatcher, worker, .. } = self;
+        let Context { key, kind, attempt, turn: Whereabouts { dispatcher, worker, .. } } = self;
         f.debug_struct("Context")
             .field("key", key)
             .field("kind", kind)
@@ -277,7 +283,13 @@ pub(crate) struct Run<'a, K, M> {
     pub(crate) around: Surroundings<'a, K, M>,
 }
 
-impl<K, M> Run<'_, K, M> {
+impl<'a, K, M> Run<'a, K, M> {
+    /// What the contexts of a turn say, with nothing noted yet.
+    fn whereabouts(&self) -> Whereabouts<'a> {
+        let Surroundings { dispatcher, worker, .. } = self.around;
+        Whereabouts { dispatcher, worker, note: Note::default() }
+    }
+
     /// Whether the rest of the turn shall wait.
     #[inline]
     pub(crate) fn gives_way(&self) -> bool {
@@ -382,16 +394,16 @@ pub(crate) struct Single<H>(pub(crate) H);
 
 impl<K, M, H: Handler<K, M>> RunTurn<K, M> for Single<H> {
     fn run(&self, run: &mut Run<'_, K, M>) -> Ending {
-        let note = Note::default();
+        let here = run.whereabouts();
         // What has nothing to be dropped can stay where it came until all of it is handled, and need not be moved at all.
         let in_place = !std::mem::needs_drop::<(K, M)>();
         loop {
             let trouble = match in_place && run.turn.items.is_empty() {
-                true => self.run_in_place(run, &note),
-                false => self.run_one_by_one(run, &note),
+                true => self.run_in_place(run, &here),
+                false => self.run_one_by_one(run, &here),
             };
             let Some(outcome) = trouble else { return Ending::Handled };
-            if let Some(ending) = run.trouble(outcome, note.take()) {
+            if let Some(ending) = run.trouble(outcome, here.note.take()) {
                 return ending;
             }
         }
@@ -408,13 +420,13 @@ struct Progress {
 
 impl<H> Single<H> {
     /// Runs a stream until it ends, gives way, or a message fails, which then is the first of the turn.
-    fn run_in_place<K, M>(&self, run: &mut Run<'_, K, M>, note: &Note) -> Option<Outcome>
+    fn run_in_place<K, M>(&self, run: &mut Run<'_, K, M>, here: &Whereabouts<'_>) -> Option<Outcome>
     where
         H: Handler<K, M>,
     {
         let progress = Progress::default();
         // One landing mat for the whole turn: what happened before a panic is noted already.
-        let result = catch_unwind(AssertUnwindSafe(|| self.run_places(run, note, &progress)));
+        let result = catch_unwind(AssertUnwindSafe(|| self.run_places(run, here, &progress)));
         let done = progress.done.get();
         run.tally.started += done as u64;
         run.tally.done += done as u64;
@@ -432,50 +444,50 @@ impl<H> Single<H> {
         Some(outcome)
     }
 
-    fn run_places<K, M>(&self, run: &mut Run<'_, K, M>, note: &Note, progress: &Progress) -> Option<Outcome>
+    fn run_places<K, M>(
+        &self,
+        run: &mut Run<'_, K, M>,
+        here: &Whereabouts<'_>,
+        progress: &Progress,
+    ) -> Option<Outcome>
     where
         H: Handler<K, M>,
     {
         let Run { turn, tally, tempo, around } = run;
         let (places, times) = turn.stream.places();
+        let mut is_over = tempo.is_over();
         for (place, packed) in places.iter_mut().enumerate() {
-            if tempo.is_over() || around.give_way.load(Relaxed) {
+            if is_over || around.give_way.load(Relaxed) {
                 return None;
             }
             let is_timed = packed.is_timed();
             let started = if is_timed || tempo.wants_time() { around.clock.now().max(1) } else { 0 };
-            let context = Context {
-                key: &packed.key,
-                kind: packed.kind(),
-                attempt: 1,
-                dispatcher: around.dispatcher,
-                worker: around.worker,
-                note,
-            };
+            let context = Context { key: &packed.key, kind: packed.kind(), attempt: 1, turn: here };
             let outcome = self.0.handle(&context, &mut packed.body);
             if started > 0 {
                 let timed = progress.timed.get();
                 let accepted = if is_timed { times.get(timed).copied().unwrap_or(0) } else { 0 };
                 progress.timed.set(timed + usize::from(is_timed && matches!(outcome, Outcome::Done)));
                 time(tempo, tally, around.clock, accepted, started);
+                is_over = tempo.is_over();
             }
             if !matches!(outcome, Outcome::Done) {
                 return Some(outcome);
             }
-            note.forget();
+            here.note.forget();
             progress.done.set(place + 1);
         }
         None
     }
 
     /// Runs a turn until it ends, gives way, or a message fails, which then is its first.
-    fn run_one_by_one<K, M>(&self, run: &mut Run<'_, K, M>, note: &Note) -> Option<Outcome>
+    fn run_one_by_one<K, M>(&self, run: &mut Run<'_, K, M>, here: &Whereabouts<'_>) -> Option<Outcome>
     where
         H: Handler<K, M>,
     {
         loop {
             let (in_handler, before) = (Cell::new(false), run.turn.len());
-            let result = catch_unwind(AssertUnwindSafe(|| self.run_until_trouble(run, note, &in_handler)));
+            let result = catch_unwind(AssertUnwindSafe(|| self.run_until_trouble(run, here, &in_handler)));
             match result {
                 Ok(trouble) => return trouble,
                 Err(panic) => {
@@ -492,7 +504,7 @@ impl<H> Single<H> {
     fn run_until_trouble<K, M>(
         &self,
         run: &mut Run<'_, K, M>,
-        note: &Note,
+        here: &Whereabouts<'_>,
         in_handler: &Cell<bool>,
     ) -> Option<Outcome>
     where
@@ -505,14 +517,8 @@ impl<H> Single<H> {
             let started = run.start_time(accepted);
             run.tally.started += 1;
             let item = run.turn.items.front_mut().expect("just seen");
-            let context = Context {
-                key: &item.message.key,
-                kind: item.message.kind,
-                attempt: run.turn.attempts + 1,
-                dispatcher: run.around.dispatcher,
-                worker: run.around.worker,
-                note,
-            };
+            let (kind, attempt) = (item.message.kind, run.turn.attempts + 1);
+            let context = Context { key: &item.message.key, kind, attempt, turn: here };
             in_handler.set(true);
             let outcome = self.0.handle(&context, &mut item.message.body);
             in_handler.set(false);
@@ -520,7 +526,7 @@ impl<H> Single<H> {
             if !matches!(outcome, Outcome::Done) {
                 return Some(outcome);
             }
-            note.forget();
+            here.note.forget();
             run.complete_first();
         }
         None
@@ -533,8 +539,8 @@ pub(crate) struct Turned<H>(pub(crate) H);
 impl<K: Clone, M, H: TurnHandler<K, M>> RunTurn<K, M> for Turned<H> {
     fn run(&self, run: &mut Run<'_, K, M>) -> Ending {
         while run.turn.next().is_some() && !run.gives_way() {
-            let (note, mut taken) = (Note::default(), Taken::default());
-            let result = catch_unwind(AssertUnwindSafe(|| self.call(run, &mut taken, &note)));
+            let (here, mut taken) = (run.whereabouts(), Taken::default());
+            let result = catch_unwind(AssertUnwindSafe(|| self.call(run, &mut taken, &here)));
             let outcome = match result {
                 // What is left, if anything, was not started.
                 Ok(Outcome::Done) => return Ending::Handled,
@@ -547,7 +553,7 @@ impl<K: Clone, M, H: TurnHandler<K, M>> RunTurn<K, M> for Turned<H> {
             // Without one in hand it was the drop of a body that was done, and nobody is to blame.
             if taken.is_open {
                 run.time(taken.accepted, taken.started);
-                if let Some(ending) = run.trouble(outcome, note.take()) {
+                if let Some(ending) = run.trouble(outcome, here.note.take()) {
                     return ending;
                 }
             }
@@ -561,15 +567,14 @@ impl<K: Clone, M, H: TurnHandler<K, M>> RunTurn<K, M> for Turned<H> {
 }
 
 impl<H> Turned<H> {
-    fn call<K: Clone, M>(&self, run: &mut Run<'_, K, M>, taken: &mut Taken, note: &Note) -> Outcome
+    fn call<K: Clone, M>(&self, run: &mut Run<'_, K, M>, taken: &mut Taken, here: &Whereabouts<'_>) -> Outcome
     where
         H: TurnHandler<K, M>,
     {
         let first = &run.turn.items[0].message;
         // The turn borrows its messages, keys included, so the context gets a copy: one per call, not per message.
         let (key, kind) = (first.key.clone(), first.kind);
-        let (attempt, dispatcher, worker) = (run.turn.attempts + 1, run.around.dispatcher, run.around.worker);
-        let context = Context { key: &key, kind, attempt, dispatcher, worker, note };
+        let context = Context { key: &key, kind, attempt: run.turn.attempts + 1, turn: here };
         let mut messages = Messages { run, taken };
         let outcome = self.0.handle(&context, &mut messages);
         if outcome == Outcome::Done {
@@ -585,15 +590,15 @@ pub(crate) struct Batched<H>(pub(crate) H);
 impl<K: Clone, M, H: BatchHandler<K, M>> RunTurn<K, M> for Batched<H> {
     fn run(&self, run: &mut Run<'_, K, M>) -> Ending {
         while !run.turn.items.is_empty() && !run.around.give_way.load(Relaxed) {
-            let note = Note::default();
-            let (completed, outcome) = self.call(run, &note);
+            let here = run.whereabouts();
+            let (completed, outcome) = self.call(run, &here);
             for _ in 0..completed {
                 // A body's drop may panic; the message is done all the same.
                 let dropped = catch_unwind(AssertUnwindSafe(|| run.complete_first()));
                 run.tally.panics += u64::from(dropped.is_err());
             }
             if outcome != Outcome::Done
-                && let Some(ending) = run.trouble(outcome, note.take())
+                && let Some(ending) = run.trouble(outcome, here.note.take())
             {
                 return ending;
             }
@@ -608,7 +613,7 @@ impl<K: Clone, M, H: BatchHandler<K, M>> RunTurn<K, M> for Batched<H> {
 
 impl<H> Batched<H> {
     /// Calls the handler once; gives back how many messages are done, and what became of the first that is not.
-    fn call<K: Clone, M>(&self, run: &mut Run<'_, K, M>, note: &Note) -> (usize, Outcome)
+    fn call<K: Clone, M>(&self, run: &mut Run<'_, K, M>, here: &Whereabouts<'_>) -> (usize, Outcome)
     where
         H: BatchHandler<K, M>,
     {
@@ -616,12 +621,11 @@ impl<H> Batched<H> {
         let started = run.start_time(accepted);
         run.tally.started += run.turn.items.len() as u64;
         let (attempt, kind) = (run.turn.attempts + 1, run.turn.items[0].message.kind);
-        let (dispatcher, worker) = (run.around.dispatcher, run.around.worker);
         let mut batch = Batch { items: run.turn.items.make_contiguous(), completed: 0 };
         let result = catch_unwind(AssertUnwindSafe(|| {
             // The batch borrows its messages, keys included, so the context gets a copy: one per call, not per message.
             let key = batch.items[0].message.key.clone();
-            let context = Context { key: &key, kind, attempt, dispatcher, worker, note };
+            let context = Context { key: &key, kind, attempt, turn: here };
             self.0.handle(&context, &mut batch)
         }));
         let (len, completed) = (batch.items.len(), batch.completed);

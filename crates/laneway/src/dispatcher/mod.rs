@@ -94,7 +94,7 @@ struct Tidied<K, M> {
     /// When there will be something to do.
     due: Option<u64>,
     /// What is given up, to be dropped without a lock.
-    spare: [Vec<Chunk<K, M>>; 2],
+    spare: [VecDeque<Chunk<K, M>>; 2],
 }
 
 /// Guarded by the lanes lock.
@@ -139,12 +139,12 @@ impl<K, M> Inner<K, M> {
     fn tidy_up(&mut self, ingress: &mut Ingress<K, M>, clock: &Clock, linger: u64) -> Tidied<K, M> {
         let is_large = self.lanes.is_large() || self.inbox.is_large() || ingress.buffer.is_large();
         if !is_large || !self.lanes.is_quiet() {
-            return Tidied { due: None, spare: [Vec::new(), Vec::new()] };
+            return Tidied { due: None, spare: [VecDeque::new(), VecDeque::new()] };
         }
         let now = clock.now();
         let due = self.idle_since.get_or_insert(now).saturating_add(linger);
         if due > now {
-            return Tidied { due: Some(due), spare: [Vec::new(), Vec::new()] };
+            return Tidied { due: Some(due), spare: [VecDeque::new(), VecDeque::new()] };
         }
         self.lanes.shrink();
         Tidied { due: None, spare: [self.inbox.shrink(), ingress.buffer.shrink()] }

@@ -188,6 +188,7 @@ fn sort<K, M>(
     for _ in may_take..looked_at {
         let Some(fingerprint) = inbox.first().and_then(|first| first.fingerprints().next()) else { return };
         if !lanes.has_lane(fingerprint) && !heat.rises(fingerprint) {
+            lanes.stream_keys.push(fingerprint);
             inbox.pass(stream);
         } else if let Some(item) = inbox.pop() {
             lanes.admit(item);

@@ -12,7 +12,7 @@
 //!   dispatcher: a change that moves lanes bars streams and waits for the one that is out.
 //! - A message that fails becomes the head of the lane of its key, as if it had been claimed from there. What the stream had not run goes to the front of the
 //!   lanes of its keys.
-//! - A hot key gives way after `batch_max` messages here as elsewhere, and after 256. A stream is twice as long at most, and no longer than a chunk, unless lanes wait, and [`Heat`] counts the messages of each key in
+//! - A hot key gives way after `batch_max` messages here as elsewhere, and after a chunk. A stream is twice as long at most, and no longer than a chunk, unless lanes wait, and [`Heat`] counts the messages of each key in
 //!   it (of each 1,024th part of all keys); when one has had its share, the rest of it goes to its lane, and the stream goes on with the others. After a
 //!   stream the lanes have a turn.
 
@@ -71,29 +71,26 @@ impl<K, M> Lanes<K, M> {
         !self.table.is_empty() && self.table.contains_key(&fingerprint)
     }
 
-    /// How many of the first messages of a chunk may be in a stream, of so many that are looked at, before one that has to go to a lane.
-    pub(super) fn may_take(&self, chunk: &Chunk<K, M>, looked_at: usize, heat: &mut Heat) -> usize {
-        if self.table.is_empty() && !heat.watching {
-            return looked_at;
+    /// How many of the first messages of a chunk may be in a stream, of so many that are looked at, before one that has to go to a lane. Takes note of their keys.
+    pub(super) fn may_take(&mut self, chunk: &Chunk<K, M>, looked_at: usize, heat: &mut Heat) -> usize {
+        self.stream_keys.clear();
+        self.stream_keys.extend(chunk.fingerprints().take(looked_at));
+        let has_to = |fingerprint: &u64| self.has_lane(*fingerprint) || heat.rises(*fingerprint);
+        if let Some(place) = self.stream_keys.iter().position(has_to) {
+            self.stream_keys.truncate(place);
         }
-        for (place, fingerprint) in chunk.fingerprints().take(looked_at).enumerate() {
-            if self.has_lane(fingerprint) || heat.rises(fingerprint) {
-                return place;
-            }
-        }
-        looked_at
+        self.stream_keys.len()
     }
 
     pub(crate) fn is_streaming(&self) -> bool {
         self.streaming > 0
     }
 
-    /// A worker has taken these messages from the inbox.
+    /// A worker has taken messages from the inbox, of whose keys note was taken.
     pub(super) fn begin_stream(&mut self, messages: &Chunk<K, M>) {
+        debug_assert!(messages.fingerprints().eq(self.stream_keys.iter().copied()), "nobody may claim these");
         self.streaming = messages.len();
         self.taken += messages.len();
-        self.stream_keys.clear();
-        self.stream_keys.extend(messages.fingerprints());
     }
 
     /// Takes the lane that is next, leaving out those that have an older message in a stream.
