@@ -834,9 +834,15 @@ struct Intake {
     refused: HashSet<Arc<str>>,
     /// How long those have to wait that are refused.
     patience: Duration,
+    /// How many there may be.
+    most: usize,
 }
 
 impl Intake {
+    fn of(most: usize) -> Self {
+        Intake { most, ..Intake::default() }
+    }
+
     fn place(&mut self, route: Route, message: Arc<Message>, sequence: DeliveryId, taken: Taken) {
         let group = route.group().cloned();
         let Taken { held, returns } = taken;
@@ -851,7 +857,12 @@ impl Intake {
         match pool.place(Entry { message, sequence, held, key, foreign }) {
             Ok(placed) => match self.placed.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &pool)) {
                 Some((_, others)) => others.push(placed),
-                None => self.placed.push((pool, vec![placed])),
+                None => {
+                    // Mostly all of them are for one pool, and to make room for more by and by would move each of them several times.
+                    let mut first = Vec::with_capacity(self.most);
+                    first.push(placed);
+                    self.placed.push((pool, first));
+                }
             },
             Err(no_room) => {
                 self.refused.extend(group);
@@ -915,7 +926,7 @@ impl Inner {
         let routes: Vec<Route> = readable.iter().map(route).collect();
         let groups = readable.iter().zip(&routes).map(|((delivery, _), route)| (delivery, route.group()));
         let taken = feed.ledger.take_all(groups);
-        let mut intake = Intake::default();
+        let mut intake = Intake::of(readable.len());
         for (((delivery, message), route), taken) in readable.into_iter().zip(routes).zip(taken) {
             if let Some(taken) = taken {
                 intake.place(route, message, delivery.id, taken);

@@ -47,11 +47,14 @@ fn run_turns<K: Clone, M>(worker: &mut Worker<K, M>, handler: &dyn RunTurn<K, M>
     }
 }
 
-/// Lets more messages come, if that is worth it. A worker that would sleep when idle sleeps here, too: the shortest sleep there is
+/// Lets others have the core, or more messages come, if that is worth it. A worker that would sleep when idle sleeps here, too: the shortest sleep there is
 /// takes about as long as a wake-up, and at the rate of a current hundreds of messages come meanwhile.
 fn take_breath<K: Clone, M>(worker: &Worker<K, M>, strategy: WaitStrategy) {
     match worker.supply {
         Supply::Plenty => {}
+        // It has a core of its own.
+        Supply::Flood if strategy == WaitStrategy::BusySpin => {}
+        Supply::Flood => std::thread::yield_now(),
         Supply::Current if strategy == WaitStrategy::Park => std::thread::sleep(NAP),
         Supply::Trickle | Supply::Current => (0..BREATH).for_each(|_| std::hint::spin_loop()),
     }
