@@ -834,13 +834,13 @@ struct Intake {
     refused: HashSet<Arc<str>>,
     /// How long those have to wait that are refused.
     patience: Duration,
-    /// How many there may be.
-    most: usize,
+    /// How many deliveries there are.
+    deliveries: usize,
 }
 
 impl Intake {
-    fn of(most: usize) -> Self {
-        Intake { most, ..Intake::default() }
+    fn of(deliveries: usize) -> Self {
+        Intake { deliveries, ..Intake::default() }
     }
 
     fn place(&mut self, route: Route, message: Arc<Message>, sequence: DeliveryId, taken: Taken) {
@@ -858,10 +858,11 @@ impl Intake {
             Ok(placed) => match self.placed.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &pool)) {
                 Some((_, others)) => others.push(placed),
                 None => {
-                    // Mostly all of them are for one pool, and to make room for more by and by would move each of them several times.
-                    let mut first = Vec::with_capacity(self.most);
-                    first.push(placed);
-                    self.placed.push((pool, first));
+                    // Mostly all are for one pool, and to make room for them by and by would move each several times.
+                    let room = if self.placed.is_empty() { self.deliveries } else { 1 };
+                    let mut of_pool = Vec::with_capacity(room);
+                    of_pool.push(placed);
+                    self.placed.push((pool, of_pool));
                 }
             },
             Err(no_room) => {

@@ -26,11 +26,11 @@ pub struct Context<'a, K> {
     key: &'a K,
     kind: Kind,
     attempt: u32,
-    /// What is the same for all messages of a turn, so that it need not be said for each.
-    turn: &'a Whereabouts<'a>,
+    /// What need not be said anew for each message.
+    whereabouts: &'a Whereabouts<'a>,
 }
 
-/// Where a turn is run.
+/// Where messages are run one after the other, and what was noted about the one in hand.
 struct Whereabouts<'a> {
     dispatcher: &'a str,
     worker: usize,
@@ -55,23 +55,23 @@ impl<K> Context<'_, K> {
 
     /// The name of the dispatcher.
     pub fn dispatcher(&self) -> &str {
-        self.turn.dispatcher
+        self.whereabouts.dispatcher
     }
 
     /// The number of the worker.
     pub fn worker(&self) -> usize {
-        self.turn.worker
+        self.whereabouts.worker
     }
 
     /// Says why, for whoever asks [`explain`](crate::Handle::explain) or gets the message in `on_fail`.
     pub fn note(&self, why: impl Into<String>) {
-        self.turn.note.say(why.into());
+        self.whereabouts.note.say(why.into());
     }
 }
 
 impl<K: fmt::Debug> fmt::Debug for Context<'_, K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Context { key, kind, attempt, turn: Whereabouts { dispatcher, worker, .. } } = self;
+        let Context { key, kind, attempt, whereabouts: Whereabouts { dispatcher, worker, .. } } = self;
         f.debug_struct("Context")
             .field("key", key)
             .field("kind", kind)
@@ -170,6 +170,7 @@ pub trait TurnHandler<K, M>: Send + Sync + 'static {
 pub struct Messages<'a, 'b, K, M> {
     run: &'a mut Run<'b, K, M>,
     taken: &'a mut Taken,
+    note: &'a Note,
 }
 
 /// The message that a turn handler has in its hands.
@@ -247,6 +248,7 @@ impl<K, M> Messages<'_, '_, K, M> {
     fn complete(&mut self) {
         if std::mem::take(&mut self.taken.is_open) {
             self.run.time(self.taken.accepted, self.taken.started);
+            self.note.forget();
             self.run.complete_first();
         }
     }
@@ -284,7 +286,7 @@ pub(crate) struct Run<'a, K, M> {
 }
 
 impl<'a, K, M> Run<'a, K, M> {
-    /// What the contexts of a turn say, with nothing noted yet.
+    /// What contexts say beside their message, with nothing noted yet.
     fn whereabouts(&self) -> Whereabouts<'a> {
         let Surroundings { dispatcher, worker, .. } = self.around;
         Whereabouts { dispatcher, worker, note: Note::default() }
@@ -462,7 +464,7 @@ impl<H> Single<H> {
             }
             let is_timed = packed.is_timed();
             let started = if is_timed || tempo.wants_time() { around.clock.now().max(1) } else { 0 };
-            let context = Context { key: &packed.key, kind: packed.kind(), attempt: 1, turn: here };
+            let context = Context { key: &packed.key, kind: packed.kind(), attempt: 1, whereabouts: here };
             let outcome = self.0.handle(&context, &mut packed.body);
             if started > 0 {
                 let timed = progress.timed.get();
@@ -518,7 +520,7 @@ impl<H> Single<H> {
             run.tally.started += 1;
             let item = run.turn.items.front_mut().expect("just seen");
             let (kind, attempt) = (item.message.kind, run.turn.attempts + 1);
-            let context = Context { key: &item.message.key, kind, attempt, turn: here };
+            let context = Context { key: &item.message.key, kind, attempt, whereabouts: here };
             in_handler.set(true);
             let outcome = self.0.handle(&context, &mut item.message.body);
             in_handler.set(false);
@@ -574,8 +576,8 @@ impl<H> Turned<H> {
         let first = &run.turn.items[0].message;
         // The turn borrows its messages, keys included, so the context gets a copy: one per call, not per message.
         let (key, kind) = (first.key.clone(), first.kind);
-        let context = Context { key: &key, kind, attempt: run.turn.attempts + 1, turn: here };
-        let mut messages = Messages { run, taken };
+        let context = Context { key: &key, kind, attempt: run.turn.attempts + 1, whereabouts: here };
+        let mut messages = Messages { run, taken, note: &here.note };
         let outcome = self.0.handle(&context, &mut messages);
         if outcome == Outcome::Done {
             messages.complete();
@@ -625,7 +627,7 @@ impl<H> Batched<H> {
         let result = catch_unwind(AssertUnwindSafe(|| {
             // The batch borrows its messages, keys included, so the context gets a copy: one per call, not per message.
             let key = batch.items[0].message.key.clone();
-            let context = Context { key: &key, kind, attempt, turn: here };
+            let context = Context { key: &key, kind, attempt, whereabouts: here };
             self.0.handle(&context, &mut batch)
         }));
         let (len, completed) = (batch.items.len(), batch.completed);

@@ -370,7 +370,8 @@ impl<K, M> Inbox<K, M> {
         self.len = arrivals.len();
         swap(&mut self.chunks, &mut arrivals.full);
         if !arrivals.is_empty() {
-            let empty = self.spare.pop_front().unwrap_or_else(Chunk::new);
+            let emptied_first = arrivals.spare.pop_front().or_else(|| self.spare.pop_front());
+            let empty = emptied_first.unwrap_or_else(Chunk::new);
             self.chunks.push_back(arrivals.exchange(empty));
         }
         // Under the lock of ingress, so they are not moved one by one where that can be helped.

@@ -8,7 +8,7 @@ use std::sync::{
 };
 use std::time::Duration;
 
-use laneway::{Context, Engine, Messages, Outcome, RetryPolicy, Topology, TurnHandler};
+use laneway::{Context, Engine, Failure, Message, Messages, Outcome, RetryPolicy, Topology, TurnHandler};
 use witness::{DEADLINE, send};
 
 /// Notes what it handles; some messages fail in one way or another.
@@ -151,5 +151,43 @@ fn a_message_that_comes_again_goes_behind_the_others_of_its_lane_and_its_lane_be
         let longest = order[..all_there].chunk_by(|one, other| one.0 == other.0).map(<[_]>::len).max();
         assert_eq!(longest, Some(3), "none goes on while others wait");
         assert_eq!(engine.shutdown(DEADLINE).account.outstanding, 0);
+    }
+}
+
+/// Notes something about even messages, and fails at odd ones.
+struct Chatty;
+
+impl TurnHandler<u8, u32> for Chatty {
+    fn handle(&self, context: &Context<'_, u8>, turn: &mut Messages<'_, '_, u8, u32>) -> Outcome {
+        while let Some(body) = turn.next() {
+            if !body.is_multiple_of(2) {
+                return Outcome::Failed(format!("the {body}th"));
+            }
+            context.note("all is well");
+        }
+        Outcome::Done
+    }
+}
+
+/// Once it was told as the reason of the next message of the turn that failed.
+#[test]
+fn a_note_is_forgotten_with_the_message_that_it_was_about() {
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let told_too = told.clone();
+    let engine = Engine::builder()
+        .topology(Topology::pool(1))
+        .retry(RetryPolicy::never())
+        .on_fail(move |message: Message<u8, u32>, failure: Failure| {
+            told_too.lock().unwrap().push((message.body, failure.note));
+        })
+        .turn_handler(Chatty)
+        .build()
+        .unwrap();
+    send(&engine, (0..1_000_u32).map(|number| (1_u8, number)));
+    assert!(engine.wait_quiet(DEADLINE));
+    let told = told.lock().unwrap();
+    assert_eq!(told.len(), 500);
+    for (number, note) in &*told {
+        assert_eq!(*note, Some(format!("the {number}th")));
     }
 }

@@ -189,7 +189,7 @@ pub(crate) struct Lanes<K, M> {
     deferred: usize,
     parked: usize,
     arriving: usize,
-    /// Messages in the hands of the one worker that runs a stream, and their keys.
+    /// Messages in the hands of the one worker that runs a stream, and, while there are some, their keys.
     streaming: usize,
     stream_keys: Vec<u64>,
     /// Messages in flight, and put aside.

@@ -19,7 +19,7 @@
 use super::{Ending, Lanes, Settled, State, Turn};
 use crate::message::{CHUNK, Chunk, Item};
 
-/// How many counters there are. Streams are a few hundred messages long, so keys rarely share one, and it costs nothing but a turn in a lane if they do.
+/// How many counters there are. Streams have two hundred messages at most, so keys rarely share one, and it costs nothing but a turn in a lane if they do.
 const PLACES: usize = 1_024;
 
 /// Counts the messages per key, roughly, in one stream.
@@ -88,7 +88,10 @@ impl<K, M> Lanes<K, M> {
 
     /// A worker has taken messages from the inbox, of whose keys note was taken.
     pub(super) fn begin_stream(&mut self, messages: &Chunk<K, M>) {
-        debug_assert!(messages.fingerprints().eq(self.stream_keys.iter().copied()), "nobody may claim these");
+        debug_assert!(
+            messages.fingerprints().eq(self.stream_keys.iter().copied()),
+            "their keys are not those that were noted"
+        );
         self.streaming = messages.len();
         self.taken += messages.len();
     }

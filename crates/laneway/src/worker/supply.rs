@@ -11,17 +11,17 @@ pub(crate) enum Supply {
     Plenty,
     /// Few at a time: look again when one more may have come.
     Trickle,
-    /// So many that it could go on for as long as the system lets it: another worker that shares its core would wait, and submitters for that one. They come first.
-    /// Measured with three threads on two cores and a hot key: a fifth more messages.
-    Flood,
     /// Again and again some, without a rest between: there will be many by and by.
     Current,
+    /// So many at once that it could go on for as long as the system lets it, while another worker waits for the same core, and submitters for that one: look again when others
+    /// have had the core. Measured with three threads on two cores and a hot key: a fifth more messages.
+    Flood,
 }
 
 /// A stream of fewer messages is hardly worth the locks that it cost.
 const FEW: usize = 16;
 
-/// A stream of as many is worth them, and when it is done others may have the core.
+/// As many at once are worth them, and when they are done others may have the core.
 const MANY: usize = 1_024;
 
 /// Turns of so many messages, on average, are worth what they cost.
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_long_stream_it_gives_way_whatever_came_before() {
+    fn when_very_many_came_at_once_others_have_the_core_whatever_came_before() {
         let mut gauge = Gauge::new();
         let supplies = [2_000, 2_000, 3, 2_000].map(|came| gauge.streamed(came));
         assert_eq!(supplies, [Supply::Flood, Supply::Flood, Supply::Trickle, Supply::Flood]);
