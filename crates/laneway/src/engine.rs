@@ -754,7 +754,7 @@ impl<K: Hash, M> Handle<K, M> {
         self.shared.submit(message.into(), Patience::Cancellable(cancel))
     }
 
-    /// Submits many messages in order, much faster than one by one. Refusal keeps order: once a message of a key is refused, so are all later
+    /// Submits many messages in order, under one lock for all that go to a dispatcher. Refusal keeps order: once a message of a key is refused, so are all later
     /// ones of that key in the batch.
     pub fn submit_batch<T: Into<Message<K, M>>>(
         &self,
