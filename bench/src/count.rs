@@ -2,7 +2,7 @@
 //!
 //! [`crate::child`] starts a contender here instead of by itself when the workload is of the kind [`Kind::Instructions`]: twice, with fewer and with more messages, so that what a run costs before its first message
 //! falls out of the difference. Callgrind runs one thread at a time, so nothing is counted for contention, and a thread that spins counts for as long as it is let; of what processors wait for,
-//! memory above all, it knows nothing. What it says does not depend on what else the machine does.
+//! memory above all, it knows nothing. What it says differs from run to run all the same, seen by a fifth and more: which thread has its turn when decides how much of the way is the short one. So it takes several rounds.
 
 use std::env;
 use std::process::{Command, Stdio};

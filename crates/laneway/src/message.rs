@@ -261,8 +261,8 @@ pub(crate) struct Arrivals<K, M> {
     /// The chunk that is being filled.
     packed: Vec<Packed<K, M>>,
     times: Vec<u64>,
-    /// Emptied ones. The one that was emptied first is filled first: what a worker has just read is still in its processor's own cache, and to get it from there takes longer
-    /// than from the memory that processors share. Measured with cores that are far from each other: 24 million messages per second, and 15 the other way round.
+    /// Emptied ones. The one that was emptied first is filled first. Measured with cores that are far from each other: 20 to 24 million messages per second, and 15 the other way round.
+    /// Probably because what a worker has just read is still in its processor's own cache; to ask for that memory ahead of time made no difference, which this does not explain.
     spare: VecDeque<Chunk<K, M>>,
 }
 
