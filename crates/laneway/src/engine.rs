@@ -4,7 +4,6 @@
 //! its dispatcher (`dispatcher/`), and, where that is full, do what the bound's policy says (`admission.rs`).
 
 use std::{
-    collections::VecDeque,
     hash::{BuildHasher, Hash},
     sync::{
         Arc,
@@ -23,13 +22,14 @@ use crate::{
         Admission, Appetite, BatchReport, Bound, Cancel, Dropped, Drops, EngineBound, Evicted, Offer,
         Overflow, Refusals, Room,
     },
+    batch::SpareBins,
     clock::Clock,
     dispatcher::Dispatcher,
     error::{Refusal, Refused},
     explain::Explanation,
     flows::{Mappings, Placed, Placing},
     handler::{Failure, OnFail, report_failure},
-    lane::{ByFingerprint, Parcel},
+    lane::Parcel,
     message::{Item, Message, fingerprint_of},
     outcome::RetryPolicy,
     placement::{Among, ByHash, LooksAt, Placement},
@@ -151,9 +151,11 @@ pub(crate) struct Shared<K, M> {
     /// Whether that is plain hash placement.
     pub(crate) by_hash: bool,
     /// Whether nothing has to be remembered of a key or looked up of its lane, and the engine's own bound is not counted in the first layout: then a submission is a push.
-    direct: bool,
+    pub(crate) direct: bool,
     /// If so, and the placement is by hash over a power of two: the bits of the hash that it goes by.
     direct_bits: Option<usize>,
+    /// Where batches are sorted.
+    pub(crate) spare_bins: SpareBins<K, M>,
     pub(crate) mappings: Option<Mappings>,
     pub(crate) engine_bound: EngineBound,
     appetite: Appetite,
@@ -229,6 +231,7 @@ impl<K, M> Shared<K, M> {
             direct,
             direct_bits: (direct && by_hash && count.is_power_of_two()).then_some(count - 1),
             needs_keys: !by_hash && looks_at != LooksAt::Load,
+            spare_bins: SpareBins::default(),
             mappings,
             engine_bound,
             appetite: Appetite::new(),
@@ -350,7 +353,7 @@ impl<K: Hash, M> Shared<K, M> {
 
     #[cold]
     #[inline(never)]
-    fn submit_arrival(
+    pub(crate) fn submit_arrival(
         &self,
         mut arrival: Item<K, M>,
         patience: Patience<'_>,
@@ -556,7 +559,7 @@ impl<K: Hash, M> Shared<K, M> {
         }
     }
 
-    fn refuse(
+    pub(crate) fn refuse(
         &self,
         arrival: Item<K, M>,
         reason: Refusal,
@@ -583,66 +586,6 @@ impl<K: Hash, M> Shared<K, M> {
         match &self.settings.on_drop {
             Some(on_drop) => on_drop(message, dropped),
             None => drop(message),
-        }
-    }
-
-    /// Many messages, one lock per dispatcher where nothing has to be looked at one by one.
-    pub(crate) fn submit_batch(&self, messages: impl Iterator<Item = Message<K, M>>) -> BatchReport<K, M> {
-        let mut report = BatchReport::default();
-        let mut refused = ByFingerprint::default();
-        let expected = messages.size_hint().0;
-        let arrivals = messages.map(|message| self.arrive(message));
-        if !self.direct
-            || !self.by_hash
-            || self.engine_bound.is_counting()
-            || self.closed.load(Ordering::Acquire)
-        {
-            for arrival in arrivals {
-                self.submit_next(arrival, &mut refused, &mut report);
-            }
-            return report;
-        }
-        let layout = self.layout.load_full();
-        // A quarter more than an even share: most batches fit without growing.
-        let share = expected / layout.dispatchers.len() * 5 / 4 + 4;
-        let bin = |_: &Arc<Dispatcher<K, M>>| VecDeque::with_capacity(share);
-        let mut bins: Vec<VecDeque<Item<K, M>>> = layout.dispatchers.iter().map(bin).collect();
-        for arrival in arrivals {
-            bins[ByHash::index(arrival.fingerprint, layout.dispatchers.len())].push_back(arrival);
-        }
-        for (dispatcher, mut bin) in layout.dispatchers.iter().zip(bins) {
-            let (taken, wake) = dispatcher.offer_batch(&mut bin, layout.epoch, &self.clock);
-            report.accepted += taken;
-            if let Some(sleeper) = wake {
-                sleeper.wake();
-            }
-            for arrival in bin {
-                self.submit_next(arrival, &mut refused, &mut report);
-            }
-        }
-        report
-    }
-
-    /// The next message of a batch. Once one of a key is refused, its successors are too.
-    fn submit_next(
-        &self,
-        arrival: Item<K, M>,
-        refused: &mut ByFingerprint<()>,
-        report: &mut BatchReport<K, M>,
-    ) {
-        let fingerprint = arrival.fingerprint;
-        let result = if refused.contains_key(&fingerprint) {
-            self.refuse(arrival, Refusal::AfterRefused, None)
-        } else {
-            self.submit_arrival(arrival, Patience::Policy)
-        };
-        match result {
-            Ok(Admission::Accepted) => report.accepted += 1,
-            Ok(Admission::Dropped) => report.dropped += 1,
-            Err(refusal) => {
-                refused.insert(fingerprint, ());
-                report.refused.push(refusal);
-            }
         }
     }
 
@@ -754,8 +697,11 @@ impl<K: Hash, M> Handle<K, M> {
         self.shared.submit(message.into(), Patience::Cancellable(cancel))
     }
 
-    /// Submits many messages in order, under one lock for all that go to a dispatcher. Refusal keeps order: once a message of a key is refused, so are all later
-    /// ones of that key in the batch.
+    /// Submits many messages in order: sorted by dispatcher, and handed over in pieces, under one lock each, where neither placement nor bounds have to look at a message by itself.
+    /// Workers may begin before the batch has ended, and the iterator is never asked under a lock.
+    ///
+    /// Refusal keeps order: once a message of a key is refused, so are all later ones of that key in the batch. If the iterator or the hash of a key panics, what was
+    /// handed over before stays submitted, and the rest is dropped.
     pub fn submit_batch<T: Into<Message<K, M>>>(
         &self,
         messages: impl IntoIterator<Item = T>,

@@ -2,10 +2,11 @@
 //!
 //! # The rooms, in the order in which a message walks through them
 //!
-//! `message` → `admission` → `placement` and `flows` → `dispatcher` → `lane` → `worker` → `handler` → `outcome`; around them `engine` and `builder`
+//! `message` (or `batch`, many of them) → `admission` → `placement` and `flows` → `dispatcher` → `lane` → `worker` → `handler` → `outcome`; around them `engine` and `builder`
 //! (wiring), `topology` and `change` (shape), `stats` and `explain` (looking), `shutdown` (the end), and [`sim`] (all of it in virtual time).
 
 mod admission;
+mod batch;
 mod builder;
 mod change;
 mod clock;

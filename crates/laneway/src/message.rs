@@ -141,7 +141,7 @@ pub(crate) struct Packed<K, M> {
 
 impl<K, M> Packed<K, M> {
     #[inline(always)]
-    fn pack(item: Item<K, M>) -> Self {
+    pub(crate) fn pack(item: Item<K, M>) -> Self {
         let Message { key, body, kind, priority } = item.message;
         let tag = (kind as u64) << 2 | priority as u64;
         let timed = if item.accepted_at > 0 { TIMED } else { 0 };
@@ -158,7 +158,7 @@ impl<K, M> Packed<K, M> {
     }
 
     #[inline]
-    fn unpack(self, accepted_at: u64) -> Item<K, M> {
+    pub(crate) fn unpack(self, accepted_at: u64) -> Item<K, M> {
         let kind = self.kind();
         let priority = match self.mark >> TAG & 3 {
             0 => Priority::Low,
@@ -291,18 +291,24 @@ impl<K, M> Arrivals<K, M> {
         self.packed.push(Packed::pack(item));
     }
 
-    /// All of them. Only the first may be timed.
-    pub(crate) fn append(&mut self, items: &mut VecDeque<Item<K, M>>) {
-        if let Some(first) = items.pop_front() {
-            self.push(first);
+    /// The first `count` of a batch, at least one. If any is timed it is the very first.
+    pub(crate) fn append(&mut self, batch: &mut Vec<Packed<K, M>>, count: usize, accepted_at: u64) {
+        if self.packed.len() == CHUNK {
+            self.put_away();
         }
-        debug_assert!(items.iter().all(|item| item.accepted_at == 0), "its time would be missing");
-        while !items.is_empty() {
-            if self.packed.len() == CHUNK {
-                self.put_away();
+        if accepted_at > 0 {
+            batch[0].mark |= TIMED;
+            self.times.push(accepted_at);
+        }
+        let mut left = count;
+        loop {
+            let fits = left.min(CHUNK - self.packed.len());
+            self.packed.extend(batch.drain(..fits));
+            left -= fits;
+            if left == 0 {
+                return;
             }
-            let fits = items.len().min(CHUNK - self.packed.len());
-            self.packed.extend(items.drain(..fits).map(Packed::pack));
+            self.put_away();
         }
     }
 
@@ -476,10 +482,10 @@ mod tests {
     fn the_time_of_a_batch_is_that_of_its_first() {
         let mut arrivals = Arrivals::new();
         arrivals.push(item(0, Kind::Event, Priority::Normal, 0));
-        let mut batch: VecDeque<_> = (1..4)
-            .map(|key| item(key, Kind::Event, Priority::Normal, if key == 1 { 7 } else { 0 }))
-            .collect();
-        arrivals.append(&mut batch);
+        let mut batch: Vec<_> =
+            (1..5).map(|key| Packed::pack(item(key, Kind::Event, Priority::Normal, 0))).collect();
+        arrivals.append(&mut batch, 3, 7);
+        assert_eq!(batch.len(), 1, "as many as it was told");
         let mut inbox = Inbox::new();
         inbox.refill(&mut arrivals);
         let times: Vec<u64> = std::iter::from_fn(|| inbox.pop()).map(|item| item.accepted_at).collect();

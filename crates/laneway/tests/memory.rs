@@ -155,6 +155,27 @@ fn a_message_in_the_steady_state_allocates_nothing() {
     }
 }
 
+#[test]
+fn a_batch_in_the_steady_state_allocates_nothing() {
+    let _alone = alone();
+    let engine = idle_handler(Topology::partitioned(2, 1)).build().unwrap();
+    let (batches, size) = (3_000, 64);
+    let stream = || {
+        for batch in 0..batches {
+            let report = engine.submit_batch((0..size).map(|number| (batch * size + number, number)));
+            assert_eq!(report.accepted as u64, size);
+        }
+        assert!(engine.wait_quiet(DEADLINE));
+    };
+    stream();
+    let region = Region::new(COUNTING);
+    stream();
+    let counted = region.change();
+    let per_batch = (counted.allocations + counted.reallocations) as f64 / batches as f64;
+    println!("{per_batch:.4} allocations per batch");
+    assert!(per_batch < 0.3, "{per_batch} allocations per batch");
+}
+
 #[cfg(feature = "tokio")]
 #[test]
 fn a_message_on_a_slot_allocates_nothing_of_ours() {

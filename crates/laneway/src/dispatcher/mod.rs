@@ -26,10 +26,11 @@ use std::{collections::VecDeque, sync::Arc, sync::atomic::Ordering};
 
 use crate::{
     admission::{Bound, Dropped, EngineBound, Evicted, Ingress, Offer, Overflow, Room},
+    batch::Bin,
     clock::Clock,
     error::Refusal,
     lane::{Ending, Hand, Heat, Lanes, Pace, Parcel, Wants},
-    message::{Chunk, Inbox, Item, Kind, Priority},
+    message::{Chunk, Inbox, Item, Kind, Packed, Priority},
     stats::{Counted, Tally},
     sync::{
         AtomicU64, AtomicUsize, Mutex, MutexGuard, Padded, ShortGuard, ShortLock, lock, lock_short, try_lock,
@@ -67,6 +68,11 @@ impl Limits {
     /// What happens at this bound.
     pub(crate) fn at(&self, bound: Bound) -> Overflow {
         self.overflow[bound as usize]
+    }
+
+    /// How many messages may be here for one of this kind to come in.
+    fn capacity_for(&self, kind: Kind) -> u64 {
+        self.capacity + if kind.is_control() { self.reserve } else { 0 }
     }
 
     /// Whether a submission has to look at the lane of its key.
@@ -304,33 +310,47 @@ impl<K, M> Dispatcher<K, M> {
         Ok(ingress.sleepers.take())
     }
 
-    /// Offers messages in order until one is not taken; gives back how many were, and why no more. Those are removed from the front.
+    /// Offers the messages of a bin, in order, as far as there is room; gives back how many were taken. They are removed from the bin. Nothing if it is closed, or was
+    /// chosen by another layout.
     pub(crate) fn offer_batch(
         &self,
-        arrivals: &mut VecDeque<Item<K, M>>,
+        bin: &mut Bin<K, M>,
         epoch: u64,
         clock: &Clock,
-    ) -> (usize, Option<Sleeper>) {
-        if self.limits.look_at_key() {
-            return (0, None);
-        }
+    ) -> Option<(usize, Option<Sleeper>)> {
         let mut ingress = self.ingress();
+        debug_assert!(!self.limits.look_at_key() && !self.limits.load_counts, "batches are for others");
         if ingress.closed || ingress.epoch != epoch {
-            return (0, None);
+            return None;
         }
-        let taken = self.push_many(&mut ingress, arrivals, clock);
-        let wake = if taken > 0 { ingress.sleepers.take() } else { None };
-        (taken, wake)
+        let count = self.fitting(&mut ingress, bin);
+        if count == 0 {
+            return Some((0, None));
+        }
+        self.push_many(&mut ingress, bin, count, clock);
+        Some((count, ingress.sleepers.take()))
     }
 
     #[inline(always)]
     fn has_room(&self, ingress: &mut Ingress<K, M>, kind: Kind) -> bool {
-        let limit = self.limits.capacity + if kind.is_control() { self.limits.reserve } else { 0 };
+        let limit = self.limits.capacity_for(kind);
         if ingress.accepted - ingress.released_seen < limit {
             return true;
         }
         ingress.released_seen = self.released.load(Ordering::Acquire);
         ingress.accepted - ingress.released_seen < limit
+    }
+
+    /// How many of a bin there is room for.
+    fn fitting(&self, ingress: &mut Ingress<K, M>, bin: &Bin<K, M>) -> usize {
+        let all = bin.packed.len();
+        if ingress.accepted - ingress.released_seen + all as u64 <= self.limits.capacity {
+            return all;
+        }
+        ingress.released_seen = self.released.load(Ordering::Acquire);
+        let here = ingress.accepted - ingress.released_seen;
+        let fits = |(place, kind): (u64, Kind)| here + place < self.limits.capacity_for(kind);
+        (0..).zip(bin.packed.iter().map(Packed::kind)).take_while(|&next| fits(next)).count()
     }
 
     #[inline(always)]
@@ -363,53 +383,24 @@ impl<K, M> Dispatcher<K, M> {
         }
     }
 
-    /// Pushes as many as there is room for, in order.
-    fn push_many(
-        &self,
-        ingress: &mut Ingress<K, M>,
-        arrivals: &mut VecDeque<Item<K, M>>,
-        clock: &Clock,
-    ) -> usize {
-        let all = arrivals.len();
-        if ingress.accepted - ingress.released_seen + all as u64 <= self.limits.capacity {
-            return self.push_all(ingress, arrivals, clock);
-        }
-        while let Some(arrival) = arrivals.front()
-            && self.has_room(ingress, arrival.message.kind)
-        {
-            let arrival = arrivals.pop_front().expect("just seen");
-            self.push(ingress, arrival, clock);
-        }
-        self.note_accepted(ingress);
-        all - arrivals.len()
-    }
-
-    /// Pushes all of them: there is room.
-    fn push_all(
-        &self,
-        ingress: &mut Ingress<K, M>,
-        arrivals: &mut VecDeque<Item<K, M>>,
-        clock: &Clock,
-    ) -> usize {
-        let all = arrivals.len();
-        let ordinary = |arrival: &Item<K, M>| arrival.message.priority == Priority::Normal;
-        if !arrivals.iter().all(ordinary) {
+    /// Pushes the first of a bin, for which there is room.
+    fn push_many(&self, ingress: &mut Ingress<K, M>, bin: &mut Bin<K, M>, count: usize, clock: &Clock) {
+        if bin.urgent {
             self.urgent.store(1, Ordering::Relaxed);
         }
         // The first stands for all that would be timed: they are accepted at the same time.
-        if ingress.until_timed >= all as u64 {
-            ingress.until_timed -= all as u64;
-        } else if self.limits.sampling > 0
-            && let Some(first) = arrivals.front_mut()
-        {
+        let mut accepted_at = 0;
+        if ingress.until_timed >= count as u64 {
+            ingress.until_timed -= count as u64;
+        } else if self.limits.sampling > 0 {
             ingress.until_timed = self.limits.sampling - 1;
-            first.accepted_at = clock.now().max(1);
+            accepted_at = clock.now().max(1);
         }
-        ingress.accepted += all as u64;
-        self.note_accepted(ingress);
-        ingress.buffer.append(arrivals);
-        self.hints().waiting.store(1, Ordering::Relaxed);
-        all
+        ingress.accepted += count as u64;
+        if ingress.buffer.is_empty() {
+            self.hints().waiting.store(1, Ordering::Relaxed);
+        }
+        ingress.buffer.append(&mut bin.packed, count, accepted_at);
     }
 
     /// The slow way in: everything that came before is admitted, so that the bounds that look at a lane, and the eviction of the
