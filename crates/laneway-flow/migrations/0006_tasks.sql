@@ -142,7 +142,9 @@ $$;
 
 -- Reads up to so many messages from each of these queues and starts their tasks, in one call that never waits, and not more than p_total
 -- in all; a queue may be named twice, to have a second turn at what the others left. With flows named, messages of other flows in a shared
--- queue are left to others. Rows come in the order of the queues, then of visibility.
+-- queue are left to others; so are those of steps that the worker has no handler for, each named as flow.step: two workers look at a queue in
+-- step with each other, and the one that cannot do a task could else be the first at it every time. Rows come in the order of the queues, then
+-- of visibility.
 --
 -- What else may be in a queue: a message whose task is started (its worker is slow, or gone: others decide that), which is put off
 -- for a while; a message of ours without a task that could be started, which is put away; a message that is not ours, which is put off.
@@ -152,7 +154,8 @@ CREATE FUNCTION pgflow.read_and_start(
     p_worker_id uuid,
     p_flow_slugs text[] DEFAULT NULL,
     p_visibility integer[] DEFAULT NULL,
-    p_total integer DEFAULT NULL
+    p_total integer DEFAULT NULL,
+    p_strange_steps text[] DEFAULT NULL
 ) RETURNS TABLE (queue text, msg_id bigint, flow_slug text, run_id uuid, step_slug text, task_index integer, input jsonb, flow_input jsonb,
     attempts_count integer, max_attempts integer, timeout integer, step_type text, key text, start_number bigint)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -182,6 +185,7 @@ BEGIN
             WITH picked AS (
                 SELECT q.msg_id, q.vt, q.message ? 'run_id' AS ours FROM pgmq.%1$I q
                 WHERE q.vt <= clock_timestamp() AND ($4 IS NULL OR q.message ->> 'flow_slug' = ANY ($4))
+                  AND ($6 IS NULL OR coalesce((q.message ->> 'flow_slug') || '.' || (q.message ->> 'step_slug'), '') <> ALL ($6))
                 ORDER BY q.vt LIMIT $1 FOR UPDATE SKIP LOCKED
             ), matched AS (
                 SELECT m.msg_id, m.ours, t.run_id, t.step_slug, t.task_index, t.status,
@@ -208,7 +212,8 @@ BEGIN
                 (SELECT array_agg(o.msg_id) FROM matched o WHERE o.ours AND coalesce(o.status, 'failed') IN ('completed', 'failed'))
             FROM started s JOIN picked m ON m.msg_id = s.message_id$q$, 'q_' || v_queue)
             INTO v_runs, v_steps, v_indexes, v_orphans
-            USING least(p_limits[v_place], p_total - cardinality(v_all_runs)), v_queue, p_worker_id, p_flow_slugs, p_visibility[v_place];
+            USING least(p_limits[v_place], p_total - cardinality(v_all_runs)), v_queue, p_worker_id, p_flow_slugs, p_visibility[v_place],
+                nullif(p_strange_steps, '{}');
         v_all_runs := v_all_runs || coalesce(v_runs, '{}');
         v_all_steps := v_all_steps || coalesce(v_steps, '{}');
         v_all_indexes := v_all_indexes || coalesce(v_indexes, '{}');

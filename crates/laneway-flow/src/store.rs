@@ -52,6 +52,8 @@ pub(crate) struct Read<'a> {
     pub(crate) limits: Vec<i32>,
     pub(crate) visibility: Vec<i32>,
     pub(crate) flows: &'a [String],
+    /// As `flow.step`, left to others.
+    pub(crate) strange_steps: Vec<String>,
     pub(crate) total: i32,
     pub(crate) worker: Uuid,
 }
@@ -63,7 +65,7 @@ pub(crate) async fn read_and_start(
 ) -> Result<Vec<Task>, FlowError> {
     let rows = sqlx::query(
         "SELECT queue, msg_id, flow_slug, run_id, step_slug, task_index, input, flow_input, attempts_count, max_attempts, timeout, key, start_number \
-         FROM pgflow.read_and_start($1, $2, $3, $4, $5, $6)",
+         FROM pgflow.read_and_start($1, $2, $3, $4, $5, $6, $7)",
     )
     .bind(read.queues)
     .bind(read.limits)
@@ -71,6 +73,7 @@ pub(crate) async fn read_and_start(
     .bind(read.flows)
     .bind(read.visibility)
     .bind(read.total)
+    .bind(read.strange_steps)
     .fetch_all(executor)
     .await?;
     rows.iter().map(task).collect()

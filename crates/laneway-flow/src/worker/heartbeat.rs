@@ -9,7 +9,6 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::Shared;
 use super::hand::{Held, Stage};
-use super::settle::HAND_BACK_DELAY;
 use super::tally;
 use crate::handler::Task;
 use crate::store::{self, TaskRows};
@@ -99,6 +98,9 @@ fn let_go(shared: &Shared) -> (Vec<Held>, Vec<Arc<Task>>) {
     }
     (kept, back)
 }
+
+/// For how many seconds nobody sees a task that waited here in vain: until another worker has had its turn.
+const HAND_BACK_DELAY: i32 = 5;
 
 /// Hands back, for a moment later: this worker, which has not got on with them, would be the first to read them again.
 async fn hand_back(shared: &Shared, back: &[Arc<Task>]) -> Result<(), crate::error::FlowError> {

@@ -41,10 +41,10 @@ mod settle;
 mod strategy;
 mod tally;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use laneway::{Delivery, Engine, Overflow, RetryPolicy, Topology};
@@ -285,6 +285,7 @@ impl WorkerBuilder {
             name,
             flows: self.flows,
             slugs,
+            strange_steps: Mutex::default(),
             queues: polled,
             settings: self.settings,
             hand,
@@ -405,6 +406,8 @@ pub(crate) struct Shared {
     flows: HashMap<String, Program>,
     /// Their slugs: a shared queue holds tasks of other flows, which are left to others.
     slugs: Vec<String>,
+    /// Steps of these flows that this worker has met and has no handler for, as `flow.step`: left to others, too.
+    strange_steps: Mutex<BTreeSet<String>>,
     queues: Vec<Polled>,
     settings: Settings,
     hand: Hand,
@@ -425,6 +428,10 @@ impl Shared {
     /// What is counted of the queue of a task; nothing for a queue that this worker does not read.
     fn tally(&self, task: &Task) -> Option<&tally::Tally> {
         self.hand.tallies.get(self.queues.iter().position(|queue| queue.name == task.queue)?)
+    }
+
+    fn strange_steps(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.strange_steps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn trouble(&self, what: &str) {

@@ -248,6 +248,7 @@ fn request<'a>(shared: &'a Shared, plan: &[Share], free: usize) -> Read<'a> {
             .map(|share| i32::try_from(queue(share).visibility).unwrap_or(i32::MAX))
             .collect(),
         flows: &shared.slugs,
+        strange_steps: shared.strange_steps().iter().cloned().collect(),
         total: number(free),
         worker: shared.id,
     }

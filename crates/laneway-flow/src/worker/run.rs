@@ -108,7 +108,7 @@ fn action(shared: &Shared, task: &Task) -> Option<Action> {
 pub(super) fn unknown(shared: &Shared, task: &Task) -> String {
     let known = shared.flows.get(&task.flow).into_iter();
     format!(
-        "this worker has no handler for step {:?} of flow {:?}, and hands the task back: it has {}",
+        "this worker has no handler for step {:?} of flow {:?}, and leaves its tasks to others: it has {}",
         task.step,
         task.flow,
         list(known.flat_map(|program| program.actions.keys().map(String::as_str)))

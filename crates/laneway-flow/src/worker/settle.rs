@@ -22,9 +22,6 @@ use crate::store::{self, Completed, Failed, TaskRows};
 /// The most that go in one call: its locks are held until all of them are written.
 const BATCH_MAX: usize = 512;
 
-/// For how many seconds nobody sees a task that we could not do: until a worker that can has had its turn.
-pub(crate) const HAND_BACK_DELAY: i32 = 5;
-
 /// What came of a task.
 pub(super) enum Settlement {
     /// Complete it.
@@ -210,14 +207,19 @@ async fn fail(shared: &Shared, failures: Vec<Failing>) {
     }
 }
 
-/// Gives tasks to others that this worker has no handler for.
+/// Gives tasks to others that this worker has no handler for. From the first of a step on, its reads leave that step to others: it is told once,
+/// and nobody has to wait.
 async fn hand_back(shared: &Shared, strangers: Vec<(u64, Arc<Task>)>) {
-    let Some((_, first)) = strangers.first() else { return };
-    shared.trouble(&unknown(shared, first));
+    for (_, task) in &strangers {
+        let is_new = shared.strange_steps().insert(format!("{}.{}", task.flow, task.step));
+        if is_new {
+            shared.trouble(&unknown(shared, task));
+        }
+    }
     let rows: TaskRows = strangers.iter().map(|(_, task)| &**task).collect();
     let mut patience = Patience::new(shared, "handed back");
     let answer = loop {
-        match store::release_tasks(&shared.control, &rows, HAND_BACK_DELAY).await {
+        match store::release_tasks(&shared.control, &rows, 0).await {
             Err(error) if error.is_transient() => patience.after(&error).await,
             answer => break answer,
         }

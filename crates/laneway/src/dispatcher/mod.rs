@@ -71,6 +71,7 @@ impl Limits {
     }
 
     /// How many messages may be here for one of this kind to come in.
+    #[inline]
     fn capacity_for(&self, kind: Kind) -> u64 {
         self.capacity + if kind.is_control() { self.reserve } else { 0 }
     }
