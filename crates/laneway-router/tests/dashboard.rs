@@ -766,8 +766,11 @@ async fn names_that_are_markup_endless_or_written_from_right_to_left_do_no_harm_
         (why.in_flight == 1 || matches!(why.reason, laneway::Reason::Parked { .. })).then_some(())
     })
     .await;
-    let paths: Vec<String> = stage.service.audit().newest(1).into_iter().map(|deed| deed.path).collect();
-    assert!(paths[0].ends_with("/park"), "{paths:?}");
+    // A deed is written down when it is done.
+    until("it is written down", || {
+        stage.service.audit().newest(1).pop().filter(|deed| deed.path.ends_with("/park"))
+    })
+    .await;
     browser.eval("location.hash = '#/search/endless-endless'").await;
     browser
         .until("[...document.querySelectorAll('main a')].some((it) => it.textContent.startsWith('endless-'))")

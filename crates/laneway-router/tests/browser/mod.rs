@@ -14,6 +14,9 @@ use serde_json::{Value, json};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
+/// What the value of an expression begins with that threw.
+const THREW: &str = "threw: ";
+
 /// Keys that are no characters, as the protocol writes them.
 pub(crate) const TAB: &str = "\u{e004}";
 #[allow(dead_code, reason = "not every file types")]
@@ -80,7 +83,7 @@ impl Browser {
     /// The value of an expression in the page; a promise is waited for.
     pub(crate) async fn eval(&self, expression: &str) -> Value {
         let script = format!(
-            "const done = arguments[arguments.length - 1]; Promise.resolve().then(() => ({expression})).then((it) => done(it ?? null), (error) => done('threw: ' + error));"
+            "const done = arguments[arguments.length - 1]; Promise.resolve().then(() => ({expression})).then((it) => done(it ?? null), (error) => done('{THREW}' + error));"
         );
         self.command("/execute/async", json!({ "script": script, "args": [] })).await
     }
@@ -90,7 +93,7 @@ impl Browser {
         self.command("/execute/sync", json!({ "script": script, "args": [] })).await;
     }
 
-    /// Asks until an expression is true.
+    /// Asks until an expression is true. One that throws is not, yet: what it looks into may be drawn later.
     #[track_caller]
     pub(crate) fn until(&self, expression: &str) -> impl Future<Output = Value> {
         let at = std::panic::Location::caller();
@@ -98,7 +101,14 @@ impl Browser {
             let started = Instant::now();
             loop {
                 let value = self.eval(expression).await;
-                if value != Value::Null && value != json!(false) && value != json!("") && value != json!(0) {
+                let is_true = match &value {
+                    Value::Null => false,
+                    Value::Bool(it) => *it,
+                    Value::Number(number) => number.as_f64() != Some(0.0),
+                    Value::String(text) => !text.is_empty() && !text.starts_with(THREW),
+                    Value::Array(_) | Value::Object(_) => true,
+                };
+                if is_true {
                     return value;
                 }
                 if started.elapsed() > DEADLINE / 2 {
