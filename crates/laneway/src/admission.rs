@@ -203,6 +203,8 @@ pub(crate) struct Ingress<K, M> {
     pub(crate) released_seen: u64,
     /// Messages until the next one that is timed.
     pub(crate) until_timed: u64,
+    /// How many had been accepted when a submitter last found the lock taken.
+    pub(crate) met_at: u64,
     /// No more.
     pub(crate) closed: bool,
     /// Which topology this dispatcher belongs to. A submitter that placed its message by another one has to place it again.
@@ -219,6 +221,7 @@ impl<K, M> Ingress<K, M> {
             accepted: 0,
             released_seen: 0,
             until_timed: 0,
+            met_at: 0,
             closed: false,
             epoch,
             drops: Drops::default(),

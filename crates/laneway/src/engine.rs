@@ -683,7 +683,7 @@ impl<K: Hash, M> Handle<K, M> {
         self.shared.submit(message.into(), Patience::Policy)
     }
 
-    /// The same without ever waiting: a full bound that would block refuses.
+    /// The same without ever waiting for room: a full bound that would block refuses.
     pub fn try_submit(&self, message: impl Into<Message<K, M>>) -> Result<Admission, Refused<K, M>> {
         self.shared.submit(message.into(), Patience::None)
     }

@@ -252,16 +252,16 @@ impl Mappings {
         let ttl = nanos(flows.time_to_live);
         let looks = most.min(shard.expiries.len());
         for _ in 0..looks {
-            let crowded = self.count.load(Relaxed) > flows.max;
+            let too_many = self.count.load(Relaxed) > flows.max;
             let Some(&Expiry { due, fingerprint, stamp }) = shard.expiries.front() else { return };
-            if due > now && !crowded {
+            if due > now && !too_many {
                 return;
             }
             shard.expiries.pop_front();
             let mapping = shard.mappings.get(&fingerprint).filter(|mapping| mapping.stamp == stamp);
             let Some(mapping) = mapping else { continue };
             let due = mapping.touched.saturating_add(ttl);
-            if mapping.outstanding > 0 || (due > now && !crowded) {
+            if mapping.outstanding > 0 || (due > now && !too_many) {
                 shard.expect(due.max(now.saturating_add(1)), fingerprint, stamp);
                 continue;
             }

@@ -5,7 +5,7 @@
 
 use std::{
     collections::VecDeque,
-    mem::{replace, swap, take},
+    mem::{MaybeUninit, replace, swap, take},
 };
 
 /// A message on its way: `body` is handled in order with all others of the same `key`.
@@ -180,6 +180,12 @@ impl<K, M> Packed<K, M> {
 /// with half of the messages does not exceed its share of them by chance. Two for loom, which would not live to see more.
 pub(crate) const CHUNK: usize = if cfg!(loom) { 2 } else { 192 };
 
+/// So many places of a chunk are filled as they come before others are [prepared](Arrivals::prepare).
+const FEW_PLACES: usize = 8;
+
+/// Bytes that processors exchange at a time.
+const CACHE_LINE: usize = 64;
+
 /// Where more chunks than this are empty, there was a burst, and they are given up when nothing has come for a while.
 const CHUNKS_KEPT: usize = 4;
 
@@ -261,14 +267,22 @@ pub(crate) struct Arrivals<K, M> {
     /// The chunk that is being filled.
     packed: Vec<Packed<K, M>>,
     times: Vec<u64>,
-    /// Emptied ones. The one that was emptied first is filled first. Measured with cores that are far from each other: 20 to 24 million messages per second, and 15 the other way round.
-    /// Probably because what a worker has just read is still in its processor's own cache; to ask for that memory ahead of time made no difference, which this does not explain.
+    /// So many places of it can be filled before the next ones are [prepared](Arrivals::prepare).
+    prepared: usize,
+    /// Emptied ones. The one that was emptied first is filled first: 20 to 24 million messages per second with far cores, and 15 the other way round, before places were
+    /// [prepared](Arrivals::prepare); not measured since.
     spare: VecDeque<Chunk<K, M>>,
 }
 
 impl<K, M> Arrivals<K, M> {
     pub(crate) fn new() -> Self {
-        Arrivals { full: VecDeque::new(), packed: Vec::new(), times: Vec::new(), spare: VecDeque::new() }
+        Arrivals {
+            full: VecDeque::new(),
+            packed: Vec::new(),
+            times: Vec::new(),
+            prepared: 0,
+            spare: VecDeque::new(),
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -282,8 +296,8 @@ impl<K, M> Arrivals<K, M> {
 
     #[inline(always)]
     pub(crate) fn push(&mut self, item: Item<K, M>) {
-        if self.packed.len() == CHUNK {
-            self.put_away();
+        if self.packed.len() >= self.prepared {
+            self.prepare();
         }
         if item.accepted_at > 0 {
             self.times.push(item.accepted_at);
@@ -294,7 +308,7 @@ impl<K, M> Arrivals<K, M> {
     /// The first `count` of a batch, at least one. If any is timed it is the very first.
     pub(crate) fn append(&mut self, batch: &mut Vec<Packed<K, M>>, count: usize, accepted_at: u64) {
         if self.packed.len() == CHUNK {
-            self.put_away();
+            self.prepare();
         }
         if accepted_at > 0 {
             batch[0].mark |= TIMED;
@@ -308,12 +322,43 @@ impl<K, M> Arrivals<K, M> {
             if left == 0 {
                 return;
             }
+            self.prepare();
+        }
+    }
+
+    /// Sees to the places of the next messages: begins another chunk if this one is full, and has the memory fetched.
+    ///
+    /// An emptied chunk is in the cache of the worker's processor. Each message is pushed under a lock, and the atomic step that takes it waits until all that was stored before has been fetched: if
+    /// every message fetched its own place, each would wait for a way between two cores. Written to in one go, the places are fetched at the same time. Measured with cores
+    /// that are 200 ns from each other: 67 million messages per second instead of 29; with cores that are near, the same or a few hundredths less.
+    ///
+    /// Where a submitter fills one chunk after the other, all of it is prepared. Behind a worker that takes what comes, as much again as has come since. A batch begins its
+    /// chunks the same way.
+    #[cold]
+    #[inline(never)]
+    fn prepare(&mut self) {
+        if self.packed.len() == CHUNK {
             self.put_away();
+            self.prepared = CHUNK;
+            return self.fetch(CHUNK);
+        }
+        let filled = self.packed.len();
+        self.prepared = (filled + filled.max(FEW_PLACES)).min(CHUNK);
+        if filled >= FEW_PLACES {
+            self.fetch(self.prepared - filled);
+        }
+    }
+
+    /// Writes to the next places, once to each cache line. (Messages that take more than one were not measured, and are left alone.)
+    fn fetch(&mut self, places: usize) {
+        let size = size_of::<Packed<K, M>>();
+        if size <= CACHE_LINE {
+            let next = self.packed.spare_capacity_mut().iter_mut().take(places);
+            next.step_by(CACHE_LINE / size).for_each(|place| *place = MaybeUninit::zeroed());
         }
     }
 
     /// Begins the next chunk.
-    #[inline(never)]
     fn put_away(&mut self) {
         let next = self
             .spare
@@ -328,6 +373,7 @@ impl<K, M> Arrivals<K, M> {
         debug_assert!(empty.is_empty() && empty.times.is_empty(), "what is in it would be lost");
         let packed = replace(&mut self.packed, empty.packed.into());
         let times = replace(&mut self.times, empty.times.into());
+        self.prepared = 0;
         Chunk { packed: packed.into(), times: times.into() }
     }
 
@@ -476,6 +522,52 @@ mod tests {
     #[test]
     fn a_small_message_takes_half_a_cache_line() {
         assert_eq!(size_of::<Packed<u64, [u64; 2]>>(), 32);
+    }
+
+    /// Sends and takes messages of one type: singly and in batches across chunks, with whatever number between two looks of the worker. Each has its number in its body.
+    fn pass_through<M: Clone + PartialEq + std::fmt::Debug>(body: impl Fn(u64) -> M) {
+        let (mut arrivals, mut inbox) = (Arrivals::new(), Inbox::new());
+        let (mut sent, mut taken) = (0, 0);
+        let next = |number: u64| {
+            let accepted_at = if number % 10 == 3 { number } else { 0 };
+            Item {
+                fingerprint: fingerprint_of(number),
+                accepted_at,
+                message: Message::new(number, body(number)),
+            }
+        };
+        for count in (0..40).chain([CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5]).cycle().take(150) {
+            for place in 0..count {
+                if place % 7 == 6 {
+                    let mut batch: Vec<_> = (0..place as u64)
+                        .map(|later| Packed::pack(Item { accepted_at: 0, ..next(sent + later) }))
+                        .collect();
+                    arrivals.append(&mut batch, place, 0);
+                    sent += place as u64;
+                } else {
+                    arrivals.push(next(sent));
+                    sent += 1;
+                }
+            }
+            inbox.refill(&mut arrivals);
+            while let Some(out) = inbox.pop() {
+                assert_eq!((out.message.key, out.message.body), (taken, body(taken)));
+                taken += 1;
+            }
+        }
+        assert_eq!(taken, sent);
+    }
+
+    /// Places are written to before their messages come, and never after, whatever their size.
+    #[test]
+    fn to_prepare_places_harms_none_that_is_filled() {
+        pass_through(|_| ());
+        pass_through(|number| number as u32);
+        pass_through(|number| [number; 2]);
+        pass_through(|number| [number; 5]);
+        pass_through(|number| [number; 6]);
+        pass_through(|number| [number; 7]);
+        pass_through(|number| number.to_string());
     }
 
     #[test]

@@ -10,7 +10,7 @@ pub(crate) use loom::sync::{
     atomic::{AtomicBool, AtomicU64, AtomicUsize},
 };
 #[cfg(not(loom))]
-pub(crate) use short::{ShortGuard, ShortLock, lock_short};
+pub(crate) use short::{ShortGuard, ShortLock, lock_short, try_lock_short};
 #[cfg(not(loom))]
 pub(crate) use std::{
     sync::{
@@ -22,7 +22,9 @@ pub(crate) use std::{
 #[cfg(loom)]
 pub(crate) use token::{Thread, current, park};
 #[cfg(loom)]
-pub(crate) use {Mutex as ShortLock, MutexGuard as ShortGuard, lock as lock_short};
+pub(crate) use {
+    Mutex as ShortLock, MutexGuard as ShortGuard, lock as lock_short, try_lock as try_lock_short,
+};
 
 use std::{sync::PoisonError, time::Duration};
 
@@ -108,6 +110,12 @@ mod short {
             Some(guard) => guard,
             None => look_again(lock),
         }
+    }
+
+    /// Takes a lock if it is free at this moment.
+    #[inline(always)]
+    pub(crate) fn try_lock_short<T>(lock: &ShortLock<T>) -> Option<ShortGuard<'_, T>> {
+        lock.try_lock()
     }
 
     #[cold]

@@ -43,7 +43,7 @@ pub enum WaitStrategy {
     /// Sleeps, after having offered its core to others a few times. Costs nothing while idle; a wake-up takes some 25 µs.
     #[default]
     Park,
-    /// Looks again and again for some 50 µs, then sleeps. For loads whose pauses are short.
+    /// Looks again and again for 100 µs, then sleeps. For loads whose pauses are short.
     SpinThenPark,
     /// Never sleeps, but offers its core to others between two looks.
     Yield,

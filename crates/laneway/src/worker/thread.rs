@@ -9,8 +9,11 @@ use crate::{handler::RunTurn, stats::WorkerCounters, sync::park_for};
 /// goes on and fills ingress; otherwise it costs a few microseconds. From 4 to 16 made no difference, none at all cost a third of the throughput.
 const OFFERS_BEFORE_SLEEP: u32 = 8;
 
-/// How often a spinning worker looks before it sleeps: some 50 µs.
-const LOOKS_BEFORE_SLEEP: u32 = 2_000;
+/// How long a spinning worker looks before it sleeps, in nanoseconds: longer than a submitter is away that sleeps for the shortest time there is, which takes about 60 µs.
+const SPIN: u64 = 100_000;
+
+/// Looks between two looks at the clock.
+const LOOKS: u32 = 64;
 
 /// Pauses with which a worker waits for a dispatcher that is taken, before it counts a failed cycle and sleeps. The last
 /// are as long as a lock is held.
@@ -64,7 +67,7 @@ fn take_breath<K: Clone, M>(worker: &Worker<K, M>, strategy: WaitStrategy) {
 fn rest<K: Clone, M>(worker: &mut Worker<K, M>, strategy: WaitStrategy) {
     let found = match strategy {
         WaitStrategy::Park => soon(worker, OFFERS_BEFORE_SLEEP, std::thread::yield_now),
-        WaitStrategy::SpinThenPark => soon(worker, LOOKS_BEFORE_SLEEP, std::hint::spin_loop),
+        WaitStrategy::SpinThenPark => spin(worker),
         // Neither sleeps, so neither registers: the next look follows at once, timers included.
         WaitStrategy::Yield => return stay_up(worker, std::thread::yield_now),
         WaitStrategy::BusySpin => return stay_up(worker, std::hint::spin_loop),
@@ -85,6 +88,20 @@ fn soon<K: Clone, M>(worker: &Worker<K, M>, looks: u32, between: impl Fn()) -> b
         between();
         worker.looks_busy()
     })
+}
+
+/// The same within some time.
+fn spin<K: Clone, M>(worker: &Worker<K, M>) -> bool {
+    let clock = &worker.shared.clock;
+    let until = clock.now() + SPIN;
+    loop {
+        if soon(worker, LOOKS, std::hint::spin_loop) {
+            return true;
+        }
+        if clock.now() >= until {
+            return false;
+        }
+    }
 }
 
 fn sleep<K: Clone, M>(worker: &mut Worker<K, M>) {
