@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
-use laneway::{Builder, Context, Delivery, Engine, Handle, Overflow, Topology, WorkerStats};
+use laneway::{Builder, Context, Delivery, Engine, Handle, Overflow, Topology, WaitStrategy, WorkerStats};
 use tokio::runtime::{Builder as RuntimeBuilder, Handle as SlotHandle, Runtime};
 
 use crate::contender::{Contender, Producer};
@@ -42,15 +42,7 @@ impl Contender for Laneway {
     type Producer = Handles;
 
     fn start(workload: &Workload, probe: Arc<Probe>) -> Result<Self> {
-        let runtime =
-            workload.needs_slots().then(|| RuntimeBuilder::new_multi_thread().enable_time().build());
-        let runtime = runtime.transpose()?;
-        let slots = runtime.as_ref().map(Runtime::handle);
-        let engines = match workload.keys_type {
-            KeysType::U64 => Engines::U64(start_u64(workload, probe, slots)?),
-            KeysType::String => Engines::String(start_string(workload, probe, slots)?),
-        };
-        Ok(Self { engines, runtime })
+        Laneway::start_with(workload, probe, WaitStrategy::default())
     }
 
     fn producer(&mut self) -> Handles {
@@ -89,6 +81,54 @@ impl Contender for Laneway {
     }
 }
 
+impl Laneway {
+    fn start_with(workload: &Workload, probe: Arc<Probe>, wait: WaitStrategy) -> Result<Self> {
+        let runtime =
+            workload.needs_slots().then(|| RuntimeBuilder::new_multi_thread().enable_time().build());
+        let runtime = runtime.transpose()?;
+        let slots = runtime.as_ref().map(Runtime::handle);
+        let engines = match workload.keys_type {
+            KeysType::U64 => Engines::U64(start_u64(builder(workload, wait), probe, slots)?),
+            KeysType::String => Engines::String(start_string(builder(workload, wait), probe, slots)?),
+        };
+        Ok(Self { engines, runtime })
+    }
+}
+
+/// The same with workers that spin before they sleep.
+#[cfg(feature = "peers")]
+pub(super) struct Spinning(Laneway);
+
+#[cfg(feature = "peers")]
+impl Contender for Spinning {
+    const NAME: &'static str = "laneway-spin";
+    const ABOUT: &'static str = "this engine, whose idle workers spin before they sleep";
+    const BOUNDS_ITSELF: bool = true;
+    const STRING_KEYS: bool = true;
+
+    type Producer = Handles;
+
+    fn start(workload: &Workload, probe: Arc<Probe>) -> Result<Self> {
+        Laneway::start_with(workload, probe, WaitStrategy::SpinThenPark).map(Spinning)
+    }
+
+    fn producer(&mut self) -> Handles {
+        self.0.producer()
+    }
+
+    fn counters(&self) -> Vec<(&'static str, f64)> {
+        self.0.counters()
+    }
+
+    fn finish(self) {
+        self.0.finish();
+    }
+
+    fn unsupported(workload: &Workload) -> Option<&'static str> {
+        workload.rate.is_none().then_some("it differs from laneway only where workers are idle now and then")
+    }
+}
+
 fn topology<K: 'static>(workload: &Workload) -> Topology<K> {
     match workload.layout {
         Layout::Pool => Topology::pool(workload.workers),
@@ -98,7 +138,7 @@ fn topology<K: 'static>(workload: &Workload) -> Topology<K> {
 }
 
 /// Everything but the handler.
-fn builder<K, M>(workload: &Workload) -> Builder<K, M>
+fn builder<K, M>(workload: &Workload, wait: WaitStrategy) -> Builder<K, M>
 where
     K: Hash + Clone + Send + Sync + 'static,
     M: Send + 'static,
@@ -109,15 +149,15 @@ where
         .ingress_capacity(workload.window)
         .worker_queue_capacity(workload.window / dispatchers)
         .overflow(Overflow::Block)
+        .wait(wait)
 }
 
 /// With slots the handler is async, and runs there; without, on threads.
 fn start_u64(
-    workload: &Workload,
+    builder: Builder<u64, Body>,
     probe: Arc<Probe>,
     slots: Option<&SlotHandle>,
 ) -> Result<Engine<u64, Body>> {
-    let builder = builder(workload);
     let message = |key: &u64, body: &Body| Message { key: *key, body: *body };
     let builder = match slots {
         Some(slots) => builder.runtime(slots.clone()).handle_async(move |delivery: Delivery<u64, Body>| {
@@ -132,11 +172,10 @@ fn start_u64(
 }
 
 fn start_string(
-    workload: &Workload,
+    builder: Builder<String, Message>,
     probe: Arc<Probe>,
     slots: Option<&SlotHandle>,
 ) -> Result<Engine<String, Message>> {
-    let builder = builder(workload);
     let builder = match slots {
         Some(slots) => {
             builder.runtime(slots.clone()).handle_async(move |delivery: Delivery<String, Message>| {

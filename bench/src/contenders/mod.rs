@@ -48,6 +48,7 @@ pub fn product() -> Vec<Entry> {
 pub fn all() -> Vec<Entry> {
     let mut entries = product();
     entries.extend([
+        Entry::of::<laneway::Spinning>(),
         Entry::of::<crossbeam_hash::CrossbeamHash>(),
         Entry::of::<disruptor::MultiProducer>(),
         Entry::of::<disruptor::SingleProducer>(),

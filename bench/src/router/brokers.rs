@@ -26,8 +26,8 @@ use crate::drive::Outcome;
 /// The workloads with a source: their names, and how many queues each has, with a pool for each.
 pub(super) const WORKLOADS: [(&str, usize); 3] = [("1-queue", 1), ("8-queues", 8), ("100-queues", 100)];
 
-/// Who takes part: the router, and a plain consumer that reads the queues as the router does.
-pub(super) const CONTENDERS: &[&str] = &["laneway", "plain"];
+/// Who takes part: the router, and a plain consumer that reads the queues as the router does; each also on a runtime of one thread, as it would have on one CPU.
+pub(super) const CONTENDERS: &[&str] = &["laneway", "plain", "laneway-one-thread", "plain-one-thread"];
 
 /// Who fills the queues of a server that serves all runs.
 pub(super) const FILLER: &str = "filler";
@@ -149,7 +149,7 @@ pub(super) async fn run(spec: &Spec, kind: &str) -> Result<Outcome> {
     outgoings(queues, messages).for_each(|(queue, _)| counts[queue] += 1);
     match spec.contender.as_str() {
         FILLER => fill(&*fixture, queues, messages).await.map(|()| Outcome::default()),
-        "laneway" => route(&*fixture, queues, spec.pool, &counts).await,
+        router if router.starts_with("laneway") => route(&*fixture, queues, spec.pool, &counts).await,
         _ => consume(&*fixture, queues, &counts).await,
     }
 }

@@ -356,13 +356,14 @@ fn print_targets(report: &Report) {
         lines.push(("5,000 slots against the ideal", efficiency, 0.9));
     }
     for workload in ["1-queue", "8-queues", "100-queues"] {
-        let rates = median(workload, "laneway", "messages_per_second").zip(median(
-            workload,
-            "plain",
-            "messages_per_second",
-        ));
-        if let Some((routed, plain)) = rates {
-            lines.push(("routed against a plain consumer that acknowledges", routed / plain, 0.8));
+        for (threads, what) in [
+            ("", "routed against a plain consumer that acknowledges"),
+            ("-one-thread", "the same, both on a runtime of one thread"),
+        ] {
+            let rate = |who: &str| median(workload, &format!("{who}{threads}"), "messages_per_second");
+            if let Some((routed, plain)) = rate("laneway").zip(rate("plain")) {
+                lines.push((what, routed / plain, 0.8));
+            }
         }
     }
     if let Some(ratio) = median("dashboard", "with", "open_over_closed") {

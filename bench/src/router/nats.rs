@@ -19,7 +19,7 @@ const UNDER_WAY: usize = 4 * 1_024;
 
 pub(super) const KIND: Kind = Kind {
     name: "nats",
-    contenders: &["laneway", "plain", UNPARTITIONED],
+    contenders: &["laneway", "plain", "laneway-one-thread", "plain-one-thread", UNPARTITIONED],
     start: || {
         let server = nats::start()?;
         Ok(Box::new(Running { address: nats::url(&server), _server: server }))
