@@ -10,6 +10,7 @@
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, OnceLock, mpsc};
@@ -27,6 +28,12 @@ const FAREWELL: Duration = Duration::from_secs(30);
 
 /// How often a server is asked whether it is ready, or gone.
 const POLL: Duration = Duration::from_millis(20);
+
+/// Among these a free port is looked for: above those of well-known servers, below Linux's own choice for connections, which begins at 32,768.
+const PORTS: Range<u16> = 15_000..32_000;
+
+/// So many of them are tried.
+const PORTS_TRIED: usize = 1_000;
 
 /// How to start a server, again and again on the same data.
 pub struct Recipe {
@@ -148,7 +155,7 @@ impl Server {
     fn wait_ready(&mut self) -> Result<()> {
         let deadline = Instant::now() + READY;
         loop {
-            if TcpStream::connect(self.address()).is_ok() && (self.recipe.ready)(self.folder.path()) {
+            if is_open(self.recipe.port) && (self.recipe.ready)(self.folder.path()) {
                 return Ok(());
             }
             if let Some(status) = self.child.as_mut().map(Child::try_wait).transpose()?.flatten() {
@@ -183,9 +190,17 @@ impl Drop for Server {
     }
 }
 
-/// A port of loopback that nobody has. Somebody may take it before the server does; the start then fails with the server's log.
+/// A port of loopback that nobody has, below those that the kernel gives to outgoing connections: such a connection could take it before the server
+/// does, or while the server is down between two lives. Another server still may; its start then fails with its log.
 pub fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
+    let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
+    let mut ports = std::iter::repeat_with(|| fastrand::u16(PORTS)).take(PORTS_TRIED);
+    ports.find(is_free).with_context(|| format!("no port of {PORTS:?} is free"))
+}
+
+/// Whether somebody listens at a port of loopback.
+pub fn is_open(port: u16) -> bool {
+    TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok()
 }
 
 /// Whether this process may change users; what a server must not run as then.

@@ -11,7 +11,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::process::{Recipe, Server, free_port};
+use crate::process::{Recipe, Server, free_port, is_open};
 
 /// What Debian calls it.
 pub const PACKAGE: &str = "rabbitmq-server";
@@ -41,13 +41,13 @@ impl Broker {
 
 /// Starts a node. The user `guest` with the password `guest` may do everything.
 pub fn start() -> Result<Broker> {
-    start_with(|_| Ok(String::new()))
+    start_with(None, |_| Ok(String::new()))
 }
 
 /// The same, and it speaks TLS, too: with this certificate and key (PEM), on a port that is given back.
 pub fn start_with_tls(certificate: &str, key: &str) -> Result<(Broker, u16)> {
     let port = free_port()?;
-    let broker = start_with(|folder| {
+    let broker = start_with(Some(port), |folder| {
         let file = |name: &str| folder.join(name).display().to_string();
         let (certificate_file, key_file) = (file("certificate.pem"), file("key.pem"));
         fs::write(&certificate_file, certificate)?;
@@ -59,8 +59,8 @@ pub fn start_with_tls(certificate: &str, key: &str) -> Result<(Broker, u16)> {
     Ok((broker, port))
 }
 
-/// Starts a node with further settings, which may need files in its folder.
-fn start_with(further: impl FnOnce(&Path) -> Result<String>) -> Result<Broker> {
+/// Starts a node with further settings, which may need files in its folder, and waits for its port for TLS, too, if it has one.
+fn start_with(tls: Option<u16>, further: impl FnOnce(&Path) -> Result<String>) -> Result<Broker> {
     let script = script()?;
     let epmd = start_epmd()?;
     let (port, distribution, names) = (free_port()?, free_port()?, epmd.address().port());
@@ -68,7 +68,7 @@ fn start_with(further: impl FnOnce(&Path) -> Result<String>) -> Result<Broker> {
         name: "rabbitmq",
         port,
         command: Box::new(move |folder| node(&script, folder, names, distribution)),
-        ready: Box::new(has_started),
+        ready: Box::new(move |folder| has_started(folder) && tls.is_none_or(is_open)),
         user: None,
     };
     let node = Server::start(recipe, |folder| prepare(folder, port, &further(folder)?))?;
@@ -141,7 +141,7 @@ fn node(script: &Path, folder: &Path, names: u16, distribution: u16) -> Command 
 /// Where the node writes its process id once it has begun.
 const PID: &str = "node.pid";
 
-/// The port is opened last, after the queues have been recovered.
+/// The ports are opened last, after the queues have been recovered: first the plain one, then that for TLS.
 fn has_started(folder: &Path) -> bool {
     folder.join(PID).exists()
 }
