@@ -28,6 +28,7 @@
 
 mod acks;
 mod link;
+mod packed;
 mod sink;
 mod source;
 

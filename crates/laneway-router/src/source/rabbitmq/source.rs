@@ -20,6 +20,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::acks::Acks;
 use super::link::{Publisher, To, answer, connect, is_long_frame, look_at, prepare};
+use super::packed::Packed;
 use super::{NOT_BEFORE_HEADER, REASON_HEADER, Settings};
 use crate::source::ARRIVALS_AT_ONCE;
 use crate::source::broker::Role;
@@ -81,7 +82,7 @@ struct Tag {
     acks: Arc<Acks>,
     /// Its number in the subscription.
     number: u64,
-    properties: Arc<BasicProperties>,
+    properties: Packed,
 }
 
 impl Drop for RabbitSource {
@@ -227,7 +228,7 @@ async fn acknowledge<'a>(tags: impl Iterator<Item = &'a Tag>, can_wait: bool) ->
 
 /// The properties that a message came with, and why it was given up.
 fn with_reason(copied: &Copied<Tag>, reason: &str) -> BasicProperties {
-    let properties = BasicProperties::clone(&copied.tag.properties);
+    let properties = copied.tag.properties.unpack();
     let mut headers = properties.headers().clone().unwrap_or_default();
     headers.insert(REASON_HEADER.into(), AMQPValue::LongString(brief(reason).into()));
     headers.insert("x-laneway-attempt".into(), AMQPValue::LongUInt(copied.attempt));
@@ -378,6 +379,7 @@ impl<'a> Session<'a> {
                 epoch,
                 acks: Arc::clone(&acks),
                 consumer: ManuallyDrop::new(consumer),
+                scratch: Vec::new(),
             };
             tokio::spawn(reader.read(self.ends.0.clone()));
             *open = Some(Subscription { channel, epoch, acks });
@@ -441,6 +443,8 @@ struct Reader {
     acks: Arc<Acks>,
     /// Dropped only when its channel has closed: dropped before, it would cancel the subscription, and the next in line would overtake (see `mod.rs`).
     consumer: ManuallyDrop<Consumer>,
+    /// In which properties are packed.
+    scratch: Vec<u8>,
 }
 
 impl Reader {
@@ -470,7 +474,7 @@ impl Reader {
         let _ = ends.send((self.part, self.epoch, error));
     }
 
-    fn arrival(&self, pushing: Pushing) -> Arrival<Tag> {
+    fn arrival(&mut self, pushing: Pushing) -> Arrival<Tag> {
         let Pushing { delivery_tag, redelivered, routing_key, properties, data, .. } = pushing;
         let settings = &self.inner.settings;
         let headers = properties.headers().as_ref();
@@ -492,7 +496,11 @@ impl Reader {
             group,
             text: data.into(),
             not_before,
-            tag: Tag { acks: Arc::clone(&self.acks), number: delivery_tag, properties: Arc::new(properties) },
+            tag: Tag {
+                acks: Arc::clone(&self.acks),
+                number: delivery_tag,
+                properties: Packed::new(&properties, &mut self.scratch),
+            },
         }
     }
 }
