@@ -10,6 +10,9 @@
 //! its group that are still leased have to come back before anything of the group is handed out again. So nothing overtakes, whatever the
 //! order in which a group is given back.
 //!
+//! Everything has a place that is used again: a message names its group by place, and a receipt its message, so that a name is looked up once, when the
+//! message arrives, and nothing is allocated for a group that was here before in some other name.
+//!
 //! A connection that is lost, or let go, takes everything with it that came over it: the broker hands it out again. What was here is remembered by
 //! its fingerprint ([`Memory`]), so that it keeps its identity when it comes again.
 
@@ -17,6 +20,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use slab::Slab;
 use tokio::time::Instant;
 
 use crate::source::{Delivery, DeliveryId, Receipt, Settled};
@@ -27,6 +31,12 @@ const REMEMBERED_MAX: usize = 65_536;
 
 /// The place of a message in the order of arrival. Never given twice.
 pub(crate) type Ticket = u64;
+
+/// A message on the shelf: by its ticket, which is what orders, and its place.
+type At = (Ticket, usize);
+
+/// So many emptied groups are kept to be used again, if they have no room for more messages than this.
+const SPARE_GROUPS: (usize, usize) = (1_024, 64);
 
 /// By which a message is recognised when the broker hands it out again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -61,12 +71,16 @@ pub(crate) struct Shelf<T> {
     /// Receipts of another shelf are not taken for our own.
     nonce: u64,
     next: Ticket,
-    items: HashMap<Ticket, Item<T>, foldhash::fast::RandomState>,
-    groups: HashMap<Key, Group, foldhash::fast::RandomState>,
-    /// The next messages of the groups that could be handed out now, in the order of arrival.
-    ready: BTreeMap<Ticket, Key>,
-    /// The groups that wait for a time.
-    delayed: BTreeSet<(Instant, Key)>,
+    items: Slab<Item<T>>,
+    groups: Slab<Group>,
+    /// The places of groups that have a name.
+    names: HashMap<Arc<str>, usize, foldhash::fast::RandomState>,
+    /// Groups that are empty.
+    spare: Vec<Group>,
+    /// The next messages of the groups that could be handed out now, in the order of arrival, and the groups' places.
+    ready: BTreeMap<Ticket, usize>,
+    /// The places of groups that wait for a time.
+    delayed: BTreeSet<(Instant, usize)>,
     /// When leases run out, and how many at each time: those of a claim run out together.
     leases: BTreeMap<Instant, usize>,
     /// How many are leased.
@@ -88,20 +102,15 @@ struct Part {
     draining: bool,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Key {
-    Named(Arc<str>),
-    /// Ordered with nothing.
-    Alone(Ticket),
-}
-
 struct Item<T> {
+    ticket: Ticket,
     part: usize,
     id: DeliveryId,
     fingerprint: Fingerprint,
     earlier: u32,
     handed: u32,
-    group: Option<Arc<str>>,
+    /// Its place.
+    group: usize,
     text: Arc<[u8]>,
     not_before: Option<Instant>,
     lease: Option<Instant>,
@@ -110,8 +119,11 @@ struct Item<T> {
 
 #[derive(Default)]
 struct Group {
-    waiting: BTreeSet<Ticket>,
-    leased: BTreeSet<Ticket>,
+    /// A message without a group is one alone.
+    name: Option<Arc<str>>,
+    /// Both in the order of arrival.
+    waiting: VecDeque<At>,
+    leased: VecDeque<At>,
     /// Something was given back until then.
     until: Option<Instant>,
     listed: Listed,
@@ -147,8 +159,10 @@ impl<T> Shelf<T> {
         Shelf {
             nonce: fastrand::u64(..),
             next: 0,
-            items: HashMap::default(),
-            groups: HashMap::default(),
+            items: Slab::new(),
+            groups: Slab::new(),
+            names: HashMap::default(),
+            spare: Vec::new(),
             ready: BTreeMap::new(),
             delayed: BTreeSet::new(),
             leases: BTreeMap::new(),
@@ -188,27 +202,51 @@ impl<T> Shelf<T> {
         let ticket = self.next;
         self.next += 1;
         let id = memory.identify(arrival.fingerprint, arrival.perhaps_again, micros);
-        let key = key(arrival.group.as_ref(), ticket);
-        let item = Item {
+        let group = self.enter(arrival.group);
+        let place = self.items.insert(Item {
+            ticket,
             part: arrival.part,
             id,
             fingerprint: arrival.fingerprint,
             earlier: arrival.earlier,
             handed: 0,
-            group: arrival.group,
+            group,
             text: arrival.text,
             not_before: arrival.not_before,
             lease: None,
             tag: arrival.tag,
-        };
-        self.items.insert(ticket, item);
-        let group = self.groups.entry(key.clone()).or_default();
-        group.waiting.insert(ticket);
+        });
+        let entered = &mut self.groups[group];
+        entered.waiting.push_back((ticket, place));
         // Behind one that is listed it changes nothing.
-        if group.listed == Listed::Nowhere {
-            self.list(&key, now);
+        if entered.listed == Listed::Nowhere {
+            self.list(group, now);
         }
         None
+    }
+
+    /// The place of a group, which is made if there is none.
+    fn enter(&mut self, name: Option<Arc<str>>) -> usize {
+        if let Some(known) = name.as_ref().and_then(|name| self.names.get(name)) {
+            return *known;
+        }
+        let group = self.groups.insert(Group { name: name.clone(), ..self.spare.pop().unwrap_or_default() });
+        if let Some(name) = name {
+            self.names.insert(name, group);
+        }
+        group
+    }
+
+    /// An empty group goes.
+    fn leave(&mut self, group: usize) {
+        let Group { name, waiting, leased, .. } = self.groups.remove(group);
+        if let Some(name) = name {
+            self.names.remove(&name);
+        }
+        let (groups_max, room_max) = SPARE_GROUPS;
+        if self.spare.len() < groups_max && waiting.capacity().max(leased.capacity()) <= room_max {
+            self.spare.push(Group { waiting, leased, ..Group::default() });
+        }
     }
 
     /// Hands out what may go now. Otherwise says when to look again.
@@ -218,28 +256,32 @@ impl<T> Shelf<T> {
         lease: Duration,
         now: Instant,
     ) -> (Vec<Delivery>, Option<Instant>) {
-        while let Some((until, key)) = self.delayed.first().cloned()
+        while let Some((until, group)) = self.delayed.first().copied()
             && until <= now
         {
-            self.list(&key, now);
+            self.list(group, now);
         }
         let mut handed = Vec::new();
         while handed.len() < most
-            && let Some((ticket, key)) = self.ready.pop_first()
+            && let Some((ticket, group)) = self.ready.pop_first()
         {
-            handed.push(self.hand_out(ticket, &key, now + lease));
-            self.list(&key, now);
+            debug_assert_eq!(self.groups[group].waiting.front().map(|at| at.0), Some(ticket));
+            handed.push(self.hand_out(group, now + lease));
+            self.list(group, now);
         }
         (handed, self.delayed.first().map(|(until, _)| *until))
     }
 
-    fn hand_out(&mut self, ticket: Ticket, key: &Key, until: Instant) -> Delivery {
-        let group = self.groups.get_mut(key).expect("a group that is listed is there");
+    /// Hands out the next message of a group that is ready.
+    fn hand_out(&mut self, group: usize, until: Instant) -> Delivery {
+        let group = &mut self.groups[group];
         group.listed = Listed::Nowhere;
         group.until = None;
-        group.waiting.remove(&ticket);
-        group.leased.insert(ticket);
-        let item = self.items.get_mut(&ticket).expect("a ticket that is listed is there");
+        let at = group.waiting.pop_front().expect("a group that is listed has a message");
+        // It lies behind all that are leased, or it would not be listed.
+        group.leased.push_back(at);
+        let (ticket, place) = at;
+        let item = &mut self.items[place];
         item.handed += 1;
         item.lease = Some(until);
         *self.leases.entry(until).or_default() += 1;
@@ -247,25 +289,26 @@ impl<T> Shelf<T> {
         self.parts[item.part].leased += 1;
         Delivery {
             id: item.id,
-            receipt: Receipt::Numbers([self.nonce, ticket, u64::from(item.handed), 0]),
-            group: item.group.clone(),
+            receipt: Receipt::Numbers([self.nonce, ticket, u64::from(item.handed), place as u64]),
+            group: group.name.clone(),
             text: Arc::clone(&item.text),
             attempt: item.earlier.saturating_add(item.handed),
         }
     }
 
-    /// The message of a receipt that is still good.
-    fn find(&self, receipt: &Receipt) -> Option<Ticket> {
-        let Receipt::Numbers([nonce, ticket, handed, 0]) = *receipt else { return None };
-        let item = self.items.get(&ticket)?;
-        let is_good = nonce == self.nonce && u64::from(item.handed) == handed && item.lease.is_some();
-        is_good.then_some(ticket)
+    /// The place of the message of a receipt that is still good.
+    fn find(&self, receipt: &Receipt) -> Option<usize> {
+        let Receipt::Numbers([nonce, ticket, handed, place]) = *receipt else { return None };
+        let place = usize::try_from(place).ok()?;
+        let item = self.items.get(place)?;
+        let is_it = nonce == self.nonce && item.ticket == ticket;
+        (is_it && u64::from(item.handed) == handed && item.lease.is_some()).then_some(place)
     }
 
     /// Takes a message off the shelf, to be settled at the broker. Its subscription is needed until [that](Self::told) has been tried.
     pub(crate) fn take(&mut self, receipt: &Receipt, now: Instant) -> Option<Taken<T>> {
-        let ticket = self.find(receipt)?;
-        let item = self.remove(ticket, now);
+        let place = self.find(receipt)?;
+        let item = self.remove(place, now);
         self.parts[item.part].settling += 1;
         Some(Taken { part: item.part, id: item.id, fingerprint: item.fingerprint, tag: item.tag })
     }
@@ -277,25 +320,25 @@ impl<T> Shelf<T> {
 
     /// Puts a message back into its place, and lets its group wait.
     pub(crate) fn give_back(&mut self, receipt: &Receipt, delay: Duration, now: Instant) -> Settled {
-        let Some(ticket) = self.find(receipt) else { return Settled::Stale };
-        let item = self.items.get_mut(&ticket).expect("it was found");
+        let Some(place) = self.find(receipt) else { return Settled::Stale };
+        let item = &mut self.items[place];
         let lease = item.lease.take().expect("a good receipt is leased");
-        let (part, key) = (item.part, key(item.group.as_ref(), ticket));
+        let (at, part, group) = ((item.ticket, place), item.part, item.group);
         self.end_lease(lease);
         self.parts[part].leased -= 1;
-        let group = self.groups.get_mut(&key).expect("an item's group is there");
-        group.leased.remove(&ticket);
-        group.waiting.insert(ticket);
-        group.until = group.until.max(Some(now + delay));
-        self.list(&key, now);
+        let back = &mut self.groups[group];
+        pull(&mut back.leased, at);
+        let before = back.waiting.partition_point(|other| *other < at);
+        back.waiting.insert(before, at);
+        back.until = back.until.max(Some(now + delay));
+        self.list(group, now);
         Settled::Settled
     }
 
     /// Renews a lease.
     pub(crate) fn extend(&mut self, receipt: &Receipt, lease: Duration, now: Instant) -> Settled {
-        let Some(ticket) = self.find(receipt) else { return Settled::Stale };
-        let item = self.items.get_mut(&ticket).expect("it was found");
-        let old = item.lease.replace(now + lease).expect("a good receipt is leased");
+        let Some(place) = self.find(receipt) else { return Settled::Stale };
+        let old = self.items[place].lease.replace(now + lease).expect("a good receipt is leased");
         self.end_lease(old);
         *self.leases.entry(now + lease).or_default() += 1;
         self.leased += 1;
@@ -320,15 +363,15 @@ impl<T> Shelf<T> {
     /// A subscription over which a message came whose lease has run out.
     pub(crate) fn expired(&self, now: Instant) -> Option<usize> {
         self.first_lease().filter(|until| *until <= now)?;
-        let is_over = |item: &&Item<T>| item.lease.is_some_and(|until| until <= now);
-        self.items.values().find(is_over).map(|item| item.part)
+        let mut items = self.items.iter().map(|(_, item)| item);
+        items.find(|item| item.lease.is_some_and(|until| until <= now)).map(|item| item.part)
     }
 
     /// Hands out nothing more of what came over a subscription, so that it can be let go without anything being repeated.
     pub(crate) fn drain(&mut self, part: usize, now: Instant) {
         self.parts[part].draining = true;
-        let keys: Vec<Key> = self.groups.keys().cloned().collect();
-        keys.iter().for_each(|key| self.list(key, now));
+        let groups: Vec<usize> = self.groups.iter().map(|(place, _)| place).collect();
+        groups.into_iter().for_each(|group| self.list(group, now));
     }
 
     /// The same for all of them.
@@ -368,81 +411,89 @@ impl<T> Shelf<T> {
     /// Forgets what came over a subscription: it is lost, or about to be closed.
     pub(crate) fn forget(&mut self, part: usize, memory: &mut Memory, now: Instant) {
         self.open(part);
-        let mut lost: Vec<Ticket> =
-            self.items.iter().filter(|(_, item)| item.part == part).map(|(ticket, _)| *ticket).collect();
+        let of_part = self.items.iter().filter(|(_, item)| item.part == part);
+        let mut lost: Vec<At> = of_part.map(|(place, item)| (item.ticket, place)).collect();
         lost.sort_unstable();
-        for ticket in lost {
+        for at in lost {
             // Only what was out with us, and what lies before that, comes again as what it was. Of what had yet to go, another instance may have handed
             // out the later ones before it comes here again, under greater identities.
-            let key = key(self.items[&ticket].group.as_ref(), ticket);
-            let was_out = self.groups[&key].leased.last().is_some_and(|last| ticket <= *last);
-            let item = self.remove(ticket, now);
+            let group = &self.groups[self.items[at.1].group];
+            let was_out = group.leased.back().is_some_and(|last| at <= *last);
+            let item = self.remove(at.1, now);
             if was_out {
                 memory.remember(item.fingerprint, item.id);
             }
         }
     }
 
-    fn remove(&mut self, ticket: Ticket, now: Instant) -> Item<T> {
-        let item = self.items.remove(&ticket).expect("it was found");
+    fn remove(&mut self, place: usize, now: Instant) -> Item<T> {
+        let item = self.items.remove(place);
         if let Some(lease) = item.lease {
             self.end_lease(lease);
             self.parts[item.part].leased -= 1;
         }
-        let key = key(item.group.as_ref(), ticket);
-        let group = self.groups.get_mut(&key).expect("an item's group is there");
-        let was_leased = group.leased.remove(&ticket);
+        let at = (item.ticket, place);
+        let group = &mut self.groups[item.group];
+        let was_leased = pull(&mut group.leased, at);
         // What is listed waits behind everything that is leased, and stays where it is.
         if !was_leased || group.listed == Listed::Nowhere {
-            group.waiting.remove(&ticket);
-            self.list(&key, now);
+            pull(&mut group.waiting, at);
+            self.list(item.group, now);
         }
         item
     }
 
     /// Puts a group where it belongs now: among those that are ready, those that wait for a time, or nowhere; one that is empty goes.
-    fn list(&mut self, key: &Key, now: Instant) {
-        let Some(group) = self.groups.get_mut(key) else { return };
+    fn list(&mut self, place: usize, now: Instant) {
+        let group = &mut self.groups[place];
         match std::mem::take(&mut group.listed) {
             Listed::Nowhere => {}
             Listed::Ready(ticket) => drop(self.ready.remove(&ticket)),
-            Listed::Delayed(until) => drop(self.delayed.remove(&(until, key.clone()))),
+            Listed::Delayed(until) => drop(self.delayed.remove(&(until, place))),
         }
-        let Some(next) = group.waiting.first().copied() else {
+        let Some((ticket, next)) = group.waiting.front().copied() else {
             if group.leased.is_empty() {
-                self.groups.remove(key);
+                self.leave(place);
             }
             return;
         };
-        let item = &self.items[&next];
-        if group.leased.last().is_some_and(|leased| *leased > next) || self.parts[item.part].draining {
+        let item = &self.items[next];
+        if group.leased.back().is_some_and(|(leased, _)| *leased > ticket) || self.parts[item.part].draining {
             return;
         }
         let until = group.until.max(item.not_before).filter(|until| *until > now);
         group.listed = match until {
             Some(until) => {
-                self.delayed.insert((until, key.clone()));
+                self.delayed.insert((until, place));
                 Listed::Delayed(until)
             }
             None => {
-                self.ready.insert(next, key.clone());
-                Listed::Ready(next)
+                self.ready.insert(ticket, place);
+                Listed::Ready(ticket)
             }
         };
     }
 }
 
+/// Takes a message out of a row that is in order. False if it is not there.
+fn pull(row: &mut VecDeque<At>, at: At) -> bool {
+    // Mostly the first one.
+    if row.front() == Some(&at) {
+        row.pop_front();
+        return true;
+    }
+    let found = row.binary_search(&at);
+    found.is_ok_and(|index| row.remove(index).is_some())
+}
+
 impl<T: Clone> Shelf<T> {
     /// What is to be copied elsewhere. It stays leased.
     pub(crate) fn copy(&self, receipt: &Receipt) -> Option<Copied<T>> {
-        let item = &self.items[&self.find(receipt)?];
-        let (group, text, tag) = (item.group.clone(), Arc::clone(&item.text), item.tag.clone());
+        let item = &self.items[self.find(receipt)?];
+        let group = self.groups[item.group].name.clone();
+        let (text, tag) = (Arc::clone(&item.text), item.tag.clone());
         Some(Copied { group, text, attempt: item.earlier.saturating_add(item.handed), tag })
     }
-}
-
-fn key(group: Option<&Arc<str>>, ticket: Ticket) -> Key {
-    group.map_or(Key::Alone(ticket), |group| Key::Named(Arc::clone(group)))
 }
 
 /// What consumers of one queue remember of messages that are not on their shelves.
@@ -656,5 +707,92 @@ mod tests {
         bench.now += LEASE;
         assert_eq!(texts(&bench.claim(9)), ["0", "1"]);
         assert_eq!(bench.shelf.first_lease(), Some(now + LEASE), "the lease of 5 runs out first");
+    }
+
+    /// The rule as it is written above, on a plain list: a group's first waiting message goes, unless the group is put off or a later one of it is out.
+    #[derive(Default)]
+    struct Model {
+        /// In the order of arrival: group, text, and the receipt if it is out.
+        messages: Vec<(u64, String, Option<Receipt>)>,
+        /// Until when a group is put off.
+        until: HashMap<u64, Instant>,
+    }
+
+    impl Model {
+        fn next(&self, now: Instant) -> Option<usize> {
+            let may_go = |index: &usize| {
+                let (group, _, receipt) = &self.messages[*index];
+                let same = |other: &&(u64, String, Option<Receipt>)| other.0 == *group;
+                let is_first = !self.messages[..*index].iter().filter(same).any(|other| other.2.is_none());
+                let is_last_out = !self.messages[*index..].iter().filter(same).any(|other| other.2.is_some());
+                let is_put_off = self.until.get(group).is_some_and(|until| *until > now);
+                receipt.is_none() && is_first && is_last_out && !is_put_off
+            };
+            (0..self.messages.len()).find(may_go)
+        }
+    }
+
+    #[test]
+    fn it_hands_out_what_the_rule_says_and_nothing_stays_behind() {
+        for seed in 0..300 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let (mut bench, mut model) = (Bench::new(), Model::default());
+            let mut number = 0;
+            for step in 0..400 {
+                let now = bench.now;
+                match random.u32(..10) {
+                    0..4 if step < 300 => {
+                        let group = random.u64(..5);
+                        bench.arrive(&format!("g{group}"), number, false);
+                        model.messages.push((group, number.to_string(), None));
+                        number += 1;
+                    }
+                    0..6 => {
+                        let most = random.usize(1..6);
+                        let handed = bench.claim(most);
+                        let is_all = handed.len() < most;
+                        for delivery in handed {
+                            let index = model.next(now).unwrap_or_else(|| panic!("seed {seed}: too many"));
+                            let (group, text, receipt) = &mut model.messages[index];
+                            assert_eq!(texts(std::slice::from_ref(&delivery)), [&**text], "seed {seed}");
+                            model.until.remove(group);
+                            *receipt = Some(delivery.receipt);
+                        }
+                        assert!(!is_all || model.next(now).is_none(), "seed {seed}: too few");
+                    }
+                    6 => bench.now += Duration::from_millis(random.u64(..2_000)),
+                    what => {
+                        let out: Vec<_> =
+                            (0..model.messages.len()).filter(|it| model.messages[*it].2.is_some()).collect();
+                        let Some(index) = random.choice(out) else { continue };
+                        let receipt = model.messages[index].2.take().expect("it is out");
+                        if what == 7 {
+                            let delay = Duration::from_millis(random.u64(..2) * random.u64(..3_000));
+                            assert_eq!(bench.shelf.give_back(&receipt, delay, now), Settled::Settled);
+                            let until = model.until.entry(model.messages[index].0).or_insert(now);
+                            *until = (*until).max(now + delay);
+                        } else {
+                            let taken = bench.shelf.take(&receipt, now).expect("it is out");
+                            assert_eq!(taken.tag.to_string(), model.messages.remove(index).1, "seed {seed}");
+                            bench.shelf.told(0);
+                        }
+                        assert!(
+                            bench.shelf.take(&receipt, now).is_none(),
+                            "seed {seed}: a receipt is good once"
+                        );
+                    }
+                }
+                let out = model.messages.iter().filter(|it| it.2.is_some()).count();
+                assert_eq!(bench.shelf.counts(), (model.messages.len() - out, out), "seed {seed}");
+            }
+            let now = bench.now;
+            let Bench { shelf, memory, .. } = &mut bench;
+            shelf.forget(0, memory, now);
+            assert!(shelf.is_at_rest() && shelf.groups.is_empty() && shelf.names.is_empty(), "seed {seed}");
+            assert!(
+                shelf.ready.is_empty() && shelf.items.is_empty() && shelf.spare.len() <= 5,
+                "seed {seed}"
+            );
+        }
     }
 }

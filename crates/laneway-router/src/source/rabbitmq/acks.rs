@@ -103,7 +103,10 @@ struct Told {
     prefix: u64,
     /// And these: from the first to the last of each row. Rows and not numbers: what passes by a message that stays for long must leave nothing behind.
     beyond: BTreeMap<u64, u64>,
-    /// Done, and the broker was not told.
+    /// The last of those within the prefix that the broker was not told, and how many they are. Most of what is done comes in rows at the end of the
+    /// prefix, and is never anywhere else.
+    within: Option<(u64, usize)>,
+    /// Done beyond it, and the broker was not told.
     untold: BTreeSet<u64>,
     /// When the prefix last moved.
     moved: Instant,
@@ -123,6 +126,7 @@ impl Told {
             untold_max: if window < WINDOW_MIN { 0 } else { window / UNTOLD },
             has_ended: false,
             prefix: 0,
+            within: None,
             beyond: BTreeMap::new(),
             untold: BTreeSet::new(),
             moved: now,
@@ -167,18 +171,45 @@ impl Told {
 
     /// Messages are done.
     fn note_all(&mut self, numbers: &[u64], now: Instant) {
-        numbers.iter().for_each(|number| self.note(*number));
-        self.untold.extend(numbers);
+        let mut numbers = numbers.to_vec();
+        numbers.sort_unstable();
+        for row in numbers.chunk_by(|one, next| one + 1 == *next) {
+            let (first, last) = (row[0], row[row.len() - 1]);
+            if first == self.prefix + 1 && self.beyond.first_key_value().is_none_or(|(next, _)| *next > last)
+            {
+                (self.prefix, self.moved) = (last, now);
+                self.add_within(last, row.len());
+            } else {
+                row.iter().for_each(|number| self.note(*number));
+                self.untold.extend(row);
+            }
+        }
         if let Some(last) = self.beyond.remove(&(self.prefix + 1)) {
             (self.prefix, self.moved) = (last, now);
+        }
+        self.take_within();
+    }
+
+    fn add_within(&mut self, last: u64, count: usize) {
+        let (last_before, count_before) = self.within.unwrap_or_default();
+        self.within = Some((last_before.max(last), count_before + count));
+    }
+
+    /// What is within the prefix by now.
+    fn take_within(&mut self) {
+        if self.untold.first().is_none_or(|first| *first > self.prefix) {
+            return;
+        }
+        let beyond = self.untold.split_off(&(self.prefix + 1));
+        let within = std::mem::replace(&mut self.untold, beyond);
+        if let Some(last) = within.last() {
+            self.add_within(*last, within.len());
         }
     }
 
     /// One word for all of the prefix that the broker was not told; whether it is true for everything before, or only for the one.
     fn tell_prefix(&mut self) -> Option<(u64, bool)> {
-        let beyond = self.untold.split_off(&(self.prefix + 1));
-        let within = std::mem::replace(&mut self.untold, beyond);
-        within.last().map(|last| (*last, within.len() > 1))
+        self.within.take().map(|(last, count)| (last, count > 1))
     }
 
     /// A word for each of these that the broker was not told.
