@@ -36,7 +36,7 @@ use crate::pool::{
 };
 use crate::record::Record;
 use crate::settle::{Ledger, LedgerCounts, Taken};
-use crate::source::{Delivery, DeliveryId, Depth, Disposal, Source, SourceError, Wants};
+use crate::source::{Delivery, Depth, Disposal, Source, SourceError, Wants};
 use crate::warnings::Warnings;
 
 /// The pool that stands in for those that nobody has set up.
@@ -843,7 +843,7 @@ impl Intake {
         Intake { deliveries, ..Intake::default() }
     }
 
-    fn place(&mut self, route: Route, message: Arc<Message>, sequence: DeliveryId, taken: Taken) {
+    fn place(&mut self, route: Route, message: Arc<Message>, sequence: u64, taken: Taken) {
         let group = route.group().cloned();
         let Taken { held, returns } = taken;
         if let Some(group) = &group
@@ -930,7 +930,7 @@ impl Inner {
         let mut intake = Intake::of(readable.len());
         for (((delivery, message), route), taken) in readable.into_iter().zip(routes).zip(taken) {
             if let Some(taken) = taken {
-                intake.place(route, message, delivery.id, taken);
+                intake.place(route, message, delivery.sequence, taken);
             }
         }
         intake.submit();

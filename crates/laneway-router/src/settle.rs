@@ -29,7 +29,7 @@
 
 use std::collections::hash_map::Entry as Slot;
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -77,6 +77,8 @@ pub(crate) struct Ledger {
     forgotten: AtomicU64,
     /// Deliveries that were ever found lost: most routers never look for one.
     lost: AtomicU64,
+    /// So many losses of the source have been looked at.
+    losses: AtomicU64,
     /// When the ledger was opened.
     opened: Instant,
     /// No lease that counts runs out before, in milliseconds since then: until that time nobody has to look for one. Written under the lock of the
@@ -106,15 +108,16 @@ impl Entries {
 
     /// Notes that a delivery has come. One that is held already has another receipt from now on.
     fn note(&mut self, delivery: &Delivery, until: Instant) -> Noted {
-        let (id, receipt) = (delivery.id, delivery.receipt.clone());
+        let Delivery { id, sequence, .. } = *delivery;
+        let receipt = delivery.receipt.clone();
         match self.held.entry(id) {
             Slot::Occupied(mut held) => {
                 let entry = held.get_mut();
-                (entry.receipt, entry.lost, entry.until) = (receipt, false, until);
+                (entry.receipt, entry.lost, entry.until, entry.sequence) = (receipt, false, until, sequence);
                 Noted::Copy
             }
             Slot::Vacant(free) => {
-                free.insert(Entry { receipt, settling: false, lost: false, until });
+                free.insert(Entry { receipt, settling: false, lost: false, until, sequence });
                 if self.done.known.contains(&id) { Noted::Done } else { Noted::New }
             }
         }
@@ -161,6 +164,8 @@ struct Entry {
     lost: bool,
     /// Without a renewal somebody else may have it from then on, even if the source cannot be asked.
     until: Instant,
+    /// That of its newest delivery.
+    sequence: u64,
 }
 
 /// A group of which something has gone back.
@@ -213,6 +218,7 @@ impl Ledger {
             copies: AtomicU64::new(0),
             forgotten: AtomicU64::new(0),
             lost: AtomicU64::new(0),
+            losses: AtomicU64::new(0),
             opened: Instant::now(),
             good_until: AtomicU64::new(u64::MAX),
         });
@@ -317,6 +323,25 @@ impl Ledger {
         Ok(lost)
     }
 
+    /// Finds what has become somebody else's since it was last looked at, before its lease is over. Nearly always that is nothing, and costs the look at one number.
+    fn look_for_losses(&self, now: Instant) {
+        let losses = self.source.losses(now);
+        if losses == self.losses.load(Acquire) {
+            return;
+        }
+        let mut entries = self.entries();
+        let counting = entries.held.iter().filter(|(_, entry)| !entry.settling && !entry.lost);
+        let (ids, receipts): (Vec<DeliveryId>, Vec<Receipt>) =
+            counting.map(|(id, entry)| (*id, entry.receipt.clone())).unzip();
+        let good = self.source.are_good(&receipts, now);
+        for (id, _) in ids.iter().zip(good).filter(|(_, is_good)| !is_good) {
+            entries.held.get_mut(id).expect("just seen").lost = true;
+            self.lost.fetch_add(1, Relaxed);
+        }
+        // Whoever reads this sees what was found. One that was slow may put it back, and costs another look.
+        self.losses.store(losses, Release);
+    }
+
     /// Waits until the source has taken every settlement. False if the time ran out first, or the source is closed.
     pub(crate) async fn wait_settled(&self, deadline: Instant) -> bool {
         loop {
@@ -415,10 +440,19 @@ impl Held {
     /// Whether the source has given it to somebody else, as far as is known, or may have: its lease could not be renewed in time.
     pub(crate) fn is_lost(&self, now: Instant) -> bool {
         let ledger = &self.ledger;
+        ledger.look_for_losses(now);
         if ledger.lost.load(Relaxed) == 0 && ledger.millis(now) < ledger.good_until.load(Relaxed) {
             return false;
         }
         ledger.entries().held.get(&self.id).is_some_and(|entry| entry.lost || now >= entry.until)
+    }
+
+    /// The sequence of its newest delivery, if that is not the one with which it was taken: it may have come again.
+    pub(crate) fn sequence(&self, taken: u64) -> u64 {
+        if self.ledger.copies.load(Relaxed) == 0 {
+            return taken;
+        }
+        self.ledger.entries().held.get(&self.id).map_or(taken, |entry| entry.sequence)
     }
 
     fn send(&mut self, disposal: Disposal) {
@@ -572,8 +606,14 @@ mod tests {
 
     const LEASE: Duration = Duration::from_secs(30);
 
-    /// Can be reached or not.
-    struct Fake(AtomicBool);
+    /// Can be reached or not; and has lost the deliveries below a number, so often.
+    struct Fake(AtomicBool, AtomicU64, AtomicU64);
+
+    impl Fake {
+        fn new() -> Arc<Self> {
+            Arc::new(Fake(AtomicBool::new(true), AtomicU64::new(0), AtomicU64::new(0)))
+        }
+    }
 
     impl Source for Fake {
         fn name(&self) -> &str {
@@ -596,6 +636,15 @@ mod tests {
             std::future::ready(answer).boxed()
         }
 
+        fn losses(&self, _: Instant) -> u64 {
+            self.2.load(Relaxed)
+        }
+
+        fn are_good(&self, all: &[Receipt], _: Instant) -> Vec<bool> {
+            let first = self.1.load(Relaxed);
+            all.iter().map(|receipt| matches!(receipt, Receipt::Numbers([id, ..]) if *id >= first)).collect()
+        }
+
         fn depth(&self) -> BoxFuture<'_, Result<Depth, SourceError>> {
             std::future::ready(Ok(Depth::default())).boxed()
         }
@@ -603,12 +652,12 @@ mod tests {
 
     fn delivery(id: DeliveryId) -> Delivery {
         let (receipt, text) = (Receipt::Numbers([id, 0, 0, 0]), b"".as_slice().into());
-        Delivery { id, receipt, group: None, text, attempt: 1 }
+        Delivery { id, receipt, group: None, text, attempt: 1, sequence: id }
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_lease_that_cannot_be_renewed_is_lost_when_its_time_is_up() {
-        let source = Arc::new(Fake(AtomicBool::new(true)));
+        let source = Fake::new();
         let (ledger, _settler) = Ledger::open(Arc::clone(&source) as _);
         ledger.begin_claim(LEASE);
         // A claim that waits for longer than the lease brings deliveries that are good all the same.
@@ -630,6 +679,31 @@ mod tests {
         assert!(
             !first.is_lost(Instant::now()) && !second.is_lost(Instant::now()),
             "the source says that they are still ours"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_the_source_has_lost_is_lost_at_once_and_good_again_when_it_comes_again() {
+        let source = Fake::new();
+        let (ledger, _settler) = Ledger::open(Arc::clone(&source) as _);
+        ledger.begin_claim(LEASE);
+        let (first, second) = (ledger.take(&delivery(1)).unwrap(), ledger.take(&delivery(2)).unwrap());
+        let are_lost = || (first.is_lost(Instant::now()), second.is_lost(Instant::now()));
+        source.1.store(2, Relaxed);
+        assert_eq!(are_lost(), (false, false), "the source has not said so");
+        source.2.store(1, Relaxed);
+        assert_eq!(are_lost(), (true, false));
+        source.1.store(3, Relaxed);
+        source.2.store(2, Relaxed);
+        assert_eq!(are_lost(), (true, true));
+        assert_eq!((first.sequence(1), second.sequence(2)), (1, 2));
+        let receipt = Receipt::Numbers([7, 0, 0, 0]);
+        assert!(ledger.take(&Delivery { receipt, sequence: 9, ..delivery(1) }).is_none(), "a copy");
+        assert_eq!(are_lost(), (false, true));
+        assert_eq!(
+            (first.sequence(1), second.sequence(2)),
+            (9, 2),
+            "the fence goes with the newest delivery"
         );
     }
 

@@ -676,7 +676,7 @@ impl Source for Odd {
                     let id = (from + place) as u64 + 1;
                     let text = json!({ "id": format!("<i>{id}</i>"), "poolCode": "DEFAULT-POOL", "mediationType": "SIMULATED", "mediationTarget": "3600s" });
                     let (group, text) = (Some(name.as_str().into()), text.to_string().into_bytes().into());
-                    Delivery { id, receipt: Receipt::Numbers([id, 0, 0, 0]), group, text, attempt: 1 }
+                    Delivery { id, receipt: Receipt::Numbers([id, 0, 0, 0]), group, text, attempt: 1, sequence: id }
                 })
                 .collect();
             self.given.fetch_add(part.len() as u64, Relaxed);

@@ -39,8 +39,9 @@ impl Core {
             delivery.note("the rate of its group");
             return Outcome::Hold(wait);
         }
-        let (message, sequence, attempt) =
-            (Arc::clone(&delivery.message), delivery.sequence, delivery.attempt());
+        let (message, attempt) = (Arc::clone(&delivery.message), delivery.attempt());
+        let sequence =
+            delivery.held.as_ref().map_or(delivery.sequence, |held| held.sequence(delivery.sequence));
         let traceparent = delivery.trace.as_mut().and_then(|trace| trace.begin(attempt));
         let call = Call { message: &message, key: key.name(), sequence, attempt, traceparent };
         self.groups.begin(&key, Arc::clone(&message), attempt, started, delivery.worker());

@@ -14,12 +14,14 @@
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Release};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use laneway_config::Section;
+use tokio::time::Instant;
 
 use super::sink::{Sink, SinkError};
 use super::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
@@ -225,6 +227,8 @@ pub struct Configured {
     broker: Arc<dyn Broker>,
     /// The real one, while it is open.
     open: ArcSwapOption<Arc<dyn Source>>,
+    /// How often it has closed without our doing.
+    closings: AtomicU64,
     /// One opening at a time.
     opening: tokio::sync::Mutex<()>,
 }
@@ -245,6 +249,7 @@ impl Configured {
             name: name.into(),
             broker,
             open: ArcSwapOption::empty(),
+            closings: AtomicU64::new(0),
             opening: tokio::sync::Mutex::default(),
         }
     }
@@ -274,6 +279,7 @@ impl Configured {
     fn unless_closed<T>(&self, answer: Result<T, SourceError>) -> Result<T, SourceError> {
         if matches!(answer, Err(SourceError::Closed)) {
             self.open.store(None);
+            self.closings.fetch_add(1, Release);
             return Err(SourceError::Unavailable("the source was closed; it is opened anew".to_owned()));
         }
         answer
@@ -322,6 +328,18 @@ impl Source for Configured {
         lease: Duration,
     ) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
         async move { self.unless_closed(self.there()?.extend(receipts, lease).await) }.boxed()
+    }
+
+    fn losses(&self, now: Instant) -> u64 {
+        // One that is opened anew begins to count anew, and must not be taken for the one before.
+        let closings = self.closings.load(Acquire) << 32;
+        self.open.load().as_ref().map_or(closings, |open| closings + open.losses(now))
+    }
+
+    /// What was claimed of one that has closed is nobody's any more.
+    fn are_good(&self, receipts: &[Receipt], now: Instant) -> Vec<bool> {
+        let open = self.open.load();
+        open.as_ref().map_or_else(|| vec![false; receipts.len()], |open| open.are_good(receipts, now))
     }
 
     fn depth(&self) -> BoxFuture<'_, Result<Depth, SourceError>> {

@@ -57,6 +57,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use tokio::time::Instant;
 
 /// So many arrivals of a broker that pushes are put on the shelf at once, at most.
 #[cfg(any(feature = "rabbitmq", feature = "activemq", feature = "nats"))]
@@ -75,6 +76,9 @@ pub struct Delivery {
     pub text: Arc<[u8]>,
     /// How many times it was handed out, this one included.
     pub attempt: u32,
+    /// What the target is told to know late calls by: grows along a group with every delivery that is newer than all before, whoever makes it. Mostly the `id`; a broker without numbers
+    /// of its own may hand a message out again under its old identity after somebody else has handed out more.
+    pub sequence: u64,
 }
 
 impl fmt::Debug for Delivery {
@@ -86,6 +90,7 @@ impl fmt::Debug for Delivery {
             .field("group", &self.group)
             .field("text_bytes", &self.text.len())
             .field("attempt", &self.attempt)
+            .field("sequence", &self.sequence)
             .finish()
     }
 }
@@ -189,6 +194,17 @@ pub trait Source: Send + Sync + 'static {
         lease: Duration,
     ) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>>;
 
+    /// A number that grows whenever claimed deliveries may have become somebody else's before their leases ran out: with a connection, or a partition. It is read before every
+    /// attempt; when it has grown, [`are_good`](Self::are_good) is asked.
+    fn losses(&self, _now: Instant) -> u64 {
+        0
+    }
+
+    /// Which receipts are still good, as far as is known in this process.
+    fn are_good(&self, receipts: &[Receipt], _now: Instant) -> Vec<bool> {
+        vec![true; receipts.len()]
+    }
+
     /// How many messages wait, are leased, and are dead, as far as the source can tell.
     fn depth(&self) -> BoxFuture<'_, Result<Depth, SourceError>>;
 
@@ -244,7 +260,7 @@ mod tests {
     #[test]
     fn debug_shows_no_text() {
         let (receipt, text) = (Receipt::Text("r".into()), b"hush".as_slice().into());
-        let shown = format!("{:?}", Delivery { id: 7, receipt, group: None, text, attempt: 1 });
+        let shown = format!("{:?}", Delivery { id: 7, receipt, group: None, text, attempt: 1, sequence: 7 });
         assert!(
             shown.contains("text_bytes: 4") && !shown.contains("hush") && !shown.contains("104"),
             "{shown}"

@@ -381,6 +381,7 @@ impl<T: Clone> Shelf<T> {
                 group: item.group.clone(),
                 text: Arc::clone(&item.text),
                 attempt: item.attempts,
+                sequence: id,
             });
         }
         (before..claimed.len()).for_each(|_| self.begin_lease(until));

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::stomp::{Failure, Frame, Receiver, Sender};
 use super::{BROKERS_GROUP_HEADER, NOT_BEFORE_HEADER, REASON_HEADER, Settings, destination, send_frame};
@@ -127,6 +127,14 @@ impl Source for ActiveSource {
         lease: Duration,
     ) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
         async move { self.inner.pushed.extend(&receipts, lease) }.boxed()
+    }
+
+    fn losses(&self, _now: Instant) -> u64 {
+        self.inner.pushed.losses()
+    }
+
+    fn are_good(&self, receipts: &[Receipt], _now: Instant) -> Vec<bool> {
+        self.inner.pushed.are_good(receipts)
     }
 
     /// Only what is in hand: STOMP does not say how much is left.

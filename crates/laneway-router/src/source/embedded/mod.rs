@@ -825,7 +825,7 @@ impl EmbeddedQueue {
     fn delivery(&self, claim: Claimed, body: Body) -> Delivery {
         let Claimed { sequence, generation, attempt } = claim;
         let receipt = receipt(self.inner.epoch, sequence, generation);
-        Delivery { id: sequence, receipt, group: body.group, text: body.text, attempt }
+        Delivery { id: sequence, receipt, group: body.group, text: body.text, attempt, sequence }
     }
 
     async fn quarantine(&self, claim: Claimed, reason: String) -> Result<(), SourceError> {

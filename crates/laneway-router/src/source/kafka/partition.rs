@@ -147,12 +147,14 @@ impl Partition {
         let offset = claimed.sequence as i64;
         let record = &self.records[&offset];
         let named = Named { partition: self.number, tag: self.tag, offset, generation: claimed.generation };
+        let id = identity(self.number, offset);
         Delivery {
-            id: identity(self.number, offset),
+            id,
             receipt: named.receipt(),
             group: record.group.clone(),
             text: Arc::clone(&record.text),
             attempt: claimed.attempt,
+            sequence: id,
         }
     }
 

@@ -19,7 +19,7 @@
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -122,6 +122,8 @@ struct Shared {
     stirred: Condvar,
     /// Held from reading what is finished until the broker has answered, so that an older commit never follows a newer one.
     committing: Mutex<()>,
+    /// How often a partition has gone of which something was claimed. Written under the lock that makes the receipts stale: who sees the number sees that, too.
+    losses: AtomicU64,
 }
 
 /// A partition that becomes ours, and what was committed last.
@@ -252,6 +254,14 @@ impl Source for KafkaSource {
         futures_util::future::ready(extended).boxed()
     }
 
+    fn losses(&self, _now: Instant) -> u64 {
+        self.member.shared.losses.load(SeqCst)
+    }
+
+    fn are_good(&self, receipts: &[Receipt], _now: Instant) -> Vec<bool> {
+        self.member.shared.are_good(receipts)
+    }
+
     fn depth(&self) -> BoxFuture<'_, Result<Depth, SourceError>> {
         self.member.depth().boxed()
     }
@@ -377,6 +387,7 @@ impl Shared {
             changed: Notify::new(),
             stirred: Condvar::new(),
             committing: Mutex::default(),
+            losses: AtomicU64::new(0),
         }
     }
 
@@ -445,6 +456,12 @@ impl Shared {
         // A lease may have become shorter.
         self.changed.notify_waiters();
         Ok(extended)
+    }
+
+    fn are_good(&self, receipts: &[Receipt]) -> Vec<bool> {
+        let mut state = self.lock();
+        let is_ours = |receipt| Named::by(receipt).is_some_and(|named| state.at(named).is_some());
+        receipts.iter().map(is_ours).collect()
     }
 
     fn begin(&self, disposals: &[(Receipt, Disposal)]) -> Result<Beginning, SourceError> {
@@ -547,7 +564,12 @@ impl Shared {
         state.suspect = false;
         // Of a partition that has gone a moment ago: its new owner reads it.
         let Some(partition) = state.partitions.get_mut(&message.partition()) else { return };
-        if partition.arrive(message.offset(), record, &self.hashing) {
+        let tag = partition.tag;
+        let is_new = partition.arrive(message.offset(), record, &self.hashing);
+        if partition.tag != tag {
+            self.losses.fetch_add(1, SeqCst);
+        }
+        if is_new {
             drop(state);
             self.changed.notify_waiters();
         }
@@ -641,10 +663,11 @@ impl Shared {
         let is_confirmed = !is_lost && self.commit(client, Some(numbers)).is_ok();
         let mut state = self.lock();
         for number in numbers {
-            if let Some(partition) = state.partitions.remove(number)
-                && is_confirmed
-                && partition.is_all_confirmed()
-            {
+            let Some(partition) = state.partitions.remove(number) else { continue };
+            if partition.out() > 0 {
+                self.losses.fetch_add(1, SeqCst);
+            }
+            if is_confirmed && partition.is_all_confirmed() {
                 state.gone.push_back(partition.tag);
             }
         }

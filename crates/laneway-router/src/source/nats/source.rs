@@ -1,7 +1,7 @@
 //! What the router reads: claims from the shelf, settles at the server.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -72,6 +72,26 @@ pub(super) struct Shared {
     claims: AtomicUsize,
     asked: Mutex<Option<Instant>>,
     trouble: Mutex<Option<String>>,
+    pub(super) losses: Arc<Losses>,
+}
+
+/// What the pools look at before each attempt, without the lock of the state. Written under it.
+pub(super) struct Losses {
+    /// How often a partition has gone, or its time is up, of which something was claimed.
+    count: AtomicU64,
+    /// When the time of the first partition is up, in milliseconds since `opened`; its owner has to look then.
+    until: AtomicU64,
+    opened: Instant,
+}
+
+impl Losses {
+    pub(super) fn new() -> Self {
+        Losses { count: AtomicU64::new(0), until: AtomicU64::new(u64::MAX), opened: Instant::now() }
+    }
+
+    fn millis(&self, time: Instant) -> u64 {
+        u64::try_from(time.saturating_duration_since(self.opened).as_millis()).unwrap_or(u64::MAX)
+    }
 }
 
 /// The shelf, and the partitions that it is filled from.
@@ -80,13 +100,16 @@ pub(super) struct State {
     /// Those that are claimed and of which the server knows nothing any more: it has given their numbers to others.
     forgotten: HashSet<DeliveryId>,
     tenancies: HashMap<usize, Tenancy>,
+    losses: Arc<Losses>,
 }
 
 /// A partition that is ours.
 struct Tenancy {
     consumer: Arc<str>,
-    /// Nothing is handed out of it after this.
+    /// Nothing is handed out of it after this, and nothing begins that was.
     until: Instant,
+    /// It has been noticed that the time is up.
+    is_over: bool,
     /// It is to be freed: nothing more is handed out of it.
     draining: bool,
     /// Some of it was taken off the shelf while nothing might be handed out: it has to be read anew.
@@ -103,22 +126,61 @@ impl State {
     /// A partition is ours, or ours again with another consumer.
     pub(super) fn gain(&mut self, number: usize, consumer: Arc<str>, until: Instant, first: u64) {
         let has_older = self.shelf.handles().any(|handle| handle.partition == number);
-        let tenancy =
-            Tenancy { consumer, until, draining: false, torn: false, has_older, first, swept: false };
+        let tenancy = Tenancy {
+            consumer,
+            until,
+            is_over: false,
+            draining: false,
+            torn: false,
+            has_older,
+            first,
+            swept: false,
+        };
         self.tenancies.insert(number, tenancy);
+        self.note_until();
         self.sweep(number, 1);
     }
 
     pub(super) fn held_until(&mut self, number: usize, until: Instant) {
         if let Some(tenancy) = self.tenancies.get_mut(&number) {
-            tenancy.until = until;
+            (tenancy.until, tenancy.is_over) = (until, false);
         }
+        self.note_until();
+    }
+
+    fn note_until(&self) {
+        let counting = self.tenancies.values().filter(|tenancy| !tenancy.is_over);
+        let first = counting.map(|tenancy| self.losses.millis(tenancy.until)).min();
+        self.losses.until.store(first.unwrap_or(u64::MAX), SeqCst);
+    }
+
+    /// Notices the partitions whose time is up: others may have them.
+    fn note_over(&mut self, now: Instant) {
+        for tenancy in self.tenancies.values_mut().filter(|it| !it.is_over && it.until <= now) {
+            tenancy.is_over = true;
+            self.losses.count.fetch_add(1, SeqCst);
+        }
+        self.note_until();
+    }
+
+    fn is_good(&self, receipt: &Receipt, now: Instant) -> bool {
+        self.shelf.handle_of(receipt).is_some_and(|handle| {
+            self.tenancies.get(&handle.partition).is_some_and(|tenancy| tenancy.until > now)
+        })
     }
 
     /// A partition is not ours any more: its receipts are stale.
     pub(super) fn lose(&mut self, number: usize) {
         self.tenancies.remove(&number);
-        self.shelf.remove_if(|handle, _| handle.partition == number);
+        self.note_until();
+        let mut was_claimed = false;
+        self.shelf.remove_if(|handle, claimed| {
+            was_claimed |= claimed && handle.partition == number;
+            handle.partition == number
+        });
+        if was_claimed {
+            self.losses.count.fetch_add(1, SeqCst);
+        }
         self.forgotten.retain(|id| self.shelf.handle(*id).is_some());
     }
 
@@ -220,10 +282,7 @@ impl State {
     }
 
     fn extend(&mut self, receipt: &Receipt, lease: Duration, now: Instant) -> Settled {
-        let holds = self.shelf.handle_of(receipt).is_some_and(|handle| {
-            self.tenancies.get(&handle.partition).is_some_and(|tenancy| tenancy.until > now)
-        });
-        if holds { self.shelf.extend(receipt, lease, now) } else { Settled::Stale }
+        if self.is_good(receipt, now) { self.shelf.extend(receipt, lease, now) } else { Settled::Stale }
     }
 }
 
@@ -352,6 +411,7 @@ impl NatsSource {
         };
         let dead = resting(settings.dead(), "dead").await?;
         let quarantine = resting(settings.quarantine(), "quarantine").await?;
+        let losses = Arc::new(Losses::new());
         let shared = Arc::new(Shared {
             context,
             partitions: partitions.len(),
@@ -359,7 +419,9 @@ impl NatsSource {
                 shelf: Shelf::new(settings.ungrouped),
                 forgotten: HashSet::new(),
                 tenancies: HashMap::new(),
+                losses: Arc::clone(&losses),
             }),
+            losses,
             settings,
             arrived: Notify::new(),
             wanted: Notify::new(),
@@ -708,6 +770,19 @@ impl Source for NatsSource {
         std::future::ready(Ok(answers)).boxed()
     }
 
+    fn losses(&self, now: Instant) -> u64 {
+        let losses = &self.shared.losses;
+        if losses.millis(now) >= losses.until.load(SeqCst) {
+            self.shared.state().note_over(now);
+        }
+        losses.count.load(SeqCst)
+    }
+
+    fn are_good(&self, receipts: &[Receipt], now: Instant) -> Vec<bool> {
+        let state = self.shared.state();
+        receipts.iter().map(|receipt| state.is_good(receipt, now)).collect()
+    }
+
     fn depth(&self) -> BoxFuture<'_, Result<Depth, SourceError>> {
         self.measure().boxed()
     }
@@ -757,7 +832,8 @@ mod tests {
     #[test]
     fn what_comes_back_after_a_partition_was_begun_anew_waits_for_what_came_back_before() {
         let (shelf, forgotten) = (Shelf::new(Ungrouped::Serial), HashSet::new());
-        let mut state = State { shelf, forgotten, tenancies: HashMap::new() };
+        let losses = Arc::new(Losses::new());
+        let mut state = State { shelf, forgotten, tenancies: HashMap::new(), losses };
         let (began, old, new): (_, Arc<str>, Arc<str>) = (Instant::now(), "old".into(), "new".into());
         let lease = Duration::from_secs(2);
         state.gain(0, Arc::clone(&old), began + lease, 2);
@@ -776,5 +852,36 @@ mod tests {
         assert_eq!(ids(&state.claim(WANTS, late)), [12]);
         assert!(state.put(0, &new, vec![arrival(13, &new)], 3));
         assert_eq!(ids(&state.claim(WANTS, late)), [13]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_claimed_of_a_partition_is_lost_with_it_or_when_its_time_is_up() {
+        let losses = Arc::new(Losses::new());
+        let mut state = State {
+            shelf: Shelf::new(Ungrouped::Serial),
+            forgotten: HashSet::new(),
+            tenancies: HashMap::new(),
+            losses: Arc::clone(&losses),
+        };
+        let (began, lease): (_, Duration) = (Instant::now(), Duration::from_secs(2));
+        let consumer: Arc<str> = "c".into();
+        state.gain(0, Arc::clone(&consumer), began + lease, 2);
+        assert!(state.put(0, &consumer, vec![arrival(12, &consumer), arrival(13, &consumer)], 3));
+        let claimed = state.claim(WANTS, began);
+        let good =
+            |state: &State, now| claimed.iter().map(|it| state.is_good(&it.receipt, now)).collect::<Vec<_>>();
+        assert_eq!((good(&state, began), losses.count.load(SeqCst)), (vec![true; 2], 0));
+        assert_eq!(losses.until.load(SeqCst), losses.millis(began + lease), "somebody has to look then");
+        state.held_until(0, began + lease * 2);
+        state.note_over(began + lease);
+        assert_eq!(losses.count.load(SeqCst), 0, "it was renewed");
+        state.note_over(began + lease * 2);
+        state.note_over(began + lease * 2);
+        assert_eq!(good(&state, began + lease * 2), [false; 2]);
+        assert_eq!((losses.count.load(SeqCst), losses.until.load(SeqCst)), (1, u64::MAX), "noticed once");
+        state.held_until(0, began + lease * 3);
+        assert_eq!(good(&state, began + lease * 2), [true; 2], "it was ours all the time");
+        state.lose(0);
+        assert_eq!((good(&state, began), losses.count.load(SeqCst)), (vec![false; 2], 2));
     }
 }

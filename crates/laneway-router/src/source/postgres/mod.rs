@@ -837,6 +837,7 @@ fn delivery(row: &PgRow) -> Delivery {
         group: (group != UNGROUPED).then(|| group.into()),
         text: decoded(form.as_deref(), text),
         attempt: count.max(0) as u32,
+        sequence: number as u64,
     }
 }
 

@@ -22,8 +22,9 @@ mod shelf;
 pub(crate) use shelf::{Arrival, Copied, Fingerprint, Memory, Taken};
 
 use std::hash::BuildHasher;
+use std::ops::Range;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -63,6 +64,8 @@ pub(crate) struct Pushed<T> {
     doubt: AtomicBool,
     /// There is a connection.
     connected: AtomicBool,
+    /// How often something that was leased has gone with its subscription.
+    losses: AtomicU64,
     /// Why there is none.
     trouble: Mutex<Option<SourceError>>,
     closed: AtomicBool,
@@ -123,6 +126,7 @@ impl<T> Pushed<T> {
             asked: AtomicBool::new(false),
             doubt: AtomicBool::new(false),
             connected: AtomicBool::new(false),
+            losses: AtomicU64::new(0),
             trouble: Mutex::default(),
             closed: AtomicBool::new(false),
             ended: AtomicBool::new(false),
@@ -171,6 +175,17 @@ impl<T> Pushed<T> {
         }
         let (mut shelf, now) = (self.shelf(), Instant::now());
         Ok(receipts.iter().map(|receipt| shelf.extend(receipt, lease.min(WAIT_MAX), now)).collect())
+    }
+
+    /// See [`Source::losses`](super::Source::losses).
+    pub(crate) fn losses(&self) -> u64 {
+        self.losses.load(SeqCst)
+    }
+
+    /// Which receipts are still good.
+    pub(crate) fn are_good(&self, receipts: &[Receipt]) -> Vec<bool> {
+        let shelf = self.shelf();
+        receipts.iter().map(|receipt| shelf.is_good(receipt)).collect()
     }
 
     /// Begins to settle deliveries: what goes back is put back, and has its answer; the rest is taken off the shelf, to be acknowledged, each with its place in the
@@ -398,8 +413,17 @@ impl<T> Pushed<T> {
 
     /// What came over a subscription is not ours any more.
     pub(crate) fn forget(&self, part: usize) {
-        let (mut shelf, mut memory) = (self.shelf(), self.memory());
-        shelf.forget(part, &mut memory, Instant::now());
+        self.forget_all(part..part + 1);
+    }
+
+    fn forget_all(&self, parts: Range<usize>) {
+        let (mut shelf, mut memory, now) = (self.shelf(), self.memory(), Instant::now());
+        for part in parts {
+            if shelf.forget(part, &mut memory, now) {
+                // Under the lock that makes the receipts stale: who sees the number sees that, too.
+                self.losses.fetch_add(1, SeqCst);
+            }
+        }
     }
 
     /// Nothing more of a subscription is handed out; it is let go when what was handed out is back.
@@ -426,8 +450,8 @@ impl<T> Pushed<T> {
     /// There is none any more: what the broker gives to others is not ours.
     pub(crate) fn lost(&self) {
         self.connected.store(false, SeqCst);
-        let (mut shelf, mut memory, now) = (self.shelf(), self.memory(), Instant::now());
-        (0..shelf.parts()).for_each(|part| shelf.forget(part, &mut memory, now));
+        let parts = self.shelf().parts();
+        self.forget_all(0..parts);
     }
 
     /// Waits until no acknowledgement of a subscription that is not ours any more is under way: then all that could not be sent is remembered.
@@ -472,4 +496,39 @@ pub(crate) fn instant(millis: u64) -> Option<Instant> {
 fn pause(failures: u32) -> Duration {
     let longest = Duration::from_millis(100 << failures.min(7)).min(Duration::from_secs(10));
     longest.mul_f64(0.5 + fastrand::f64() / 2.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_subscription_that_goes_with_something_leased_is_a_loss_and_no_other() {
+        let pushed = Pushed::new(2, Arc::default());
+        let arrive = |part: usize, number: u64| {
+            let epoch = pushed.open(part);
+            pushed.arrive([Arrival {
+                part,
+                epoch,
+                fingerprint: Fingerprint { hash: number, unique: true },
+                perhaps_again: false,
+                earlier: 0,
+                group: None,
+                text: [].into(),
+                not_before: None,
+                tag: number,
+            }])
+        };
+        assert!(arrive(0, 1).is_empty());
+        let wants = Wants { most: 1, wait: Duration::ZERO, lease: Duration::from_secs(9) };
+        let claimed = pushed.claim(wants).await.unwrap();
+        assert!(arrive(1, 2).is_empty());
+        pushed.forget(1);
+        let receipts = [claimed[0].receipt.clone()];
+        assert_eq!((pushed.losses(), pushed.are_good(&receipts)), (0, vec![true]), "nothing of it was out");
+        pushed.lost();
+        assert_eq!((pushed.losses(), pushed.are_good(&receipts)), (1, vec![false]));
+        pushed.lost();
+        assert_eq!(pushed.losses(), 1);
+    }
 }

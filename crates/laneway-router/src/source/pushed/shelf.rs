@@ -106,6 +106,8 @@ struct Item<T> {
     ticket: Ticket,
     part: usize,
     id: DeliveryId,
+    /// Greater than that of everything that came before, and any other instance has handed out: see [`Memory::number`].
+    sequence: u64,
     fingerprint: Fingerprint,
     earlier: u32,
     handed: u32,
@@ -201,12 +203,14 @@ impl<T> Shelf<T> {
         }
         let ticket = self.next;
         self.next += 1;
-        let id = memory.identify(arrival.fingerprint, arrival.perhaps_again, micros);
+        let sequence = memory.number(micros);
+        let id = memory.identify(arrival.fingerprint, arrival.perhaps_again, sequence);
         let group = self.enter(arrival.group);
         let place = self.items.insert(Item {
             ticket,
             part: arrival.part,
             id,
+            sequence,
             fingerprint: arrival.fingerprint,
             earlier: arrival.earlier,
             handed: 0,
@@ -293,7 +297,13 @@ impl<T> Shelf<T> {
             group: group.name.clone(),
             text: Arc::clone(&item.text),
             attempt: item.earlier.saturating_add(item.handed),
+            sequence: item.sequence,
         }
+    }
+
+    /// Whether a receipt is still good.
+    pub(crate) fn is_good(&self, receipt: &Receipt) -> bool {
+        self.find(receipt).is_some()
     }
 
     /// The place of the message of a receipt that is still good.
@@ -409,7 +419,9 @@ impl<T> Shelf<T> {
     }
 
     /// Forgets what came over a subscription: it is lost, or about to be closed.
-    pub(crate) fn forget(&mut self, part: usize, memory: &mut Memory, now: Instant) {
+    /// True if something of it was leased.
+    pub(crate) fn forget(&mut self, part: usize, memory: &mut Memory, now: Instant) -> bool {
+        let was_leased = self.parts[part].leased > 0;
         self.open(part);
         let of_part = self.items.iter().filter(|(_, item)| item.part == part);
         let mut lost: Vec<At> = of_part.map(|(place, item)| (item.ticket, place)).collect();
@@ -424,6 +436,7 @@ impl<T> Shelf<T> {
                 memory.remember(item.fingerprint, item.id);
             }
         }
+        was_leased
     }
 
     fn remove(&mut self, place: usize, now: Instant) -> Item<T> {
@@ -499,8 +512,8 @@ impl<T: Clone> Shelf<T> {
 /// What consumers of one queue remember of messages that are not on their shelves.
 #[derive(Default)]
 pub(crate) struct Memory {
-    /// The last identity that was given.
-    last: DeliveryId,
+    /// The last number that was given.
+    last: u64,
     /// Messages that were lost unsettled, by fingerprint, in the order in which they will come again.
     lost: HashMap<u64, VecDeque<Lost>, foldhash::fast::RandomState>,
     /// Their fingerprints and numbers, the oldest first; also of some that have come again.
@@ -516,9 +529,15 @@ pub(crate) struct Memory {
 type Lost = (DeliveryId, u64);
 
 impl Memory {
-    /// The identity of a message: the one that it had, or a new one. New ones grow with the time, so that those of an instance that takes over are
-    /// greater than those of the one before, as far as their clocks agree.
-    fn identify(&mut self, fingerprint: Fingerprint, perhaps_again: bool, micros: u64) -> DeliveryId {
+    /// A new number for whatever arrives, also again. They grow with the time, so that those of an instance that takes over are greater than those of the one before, as far as their
+    /// clocks agree; and those of one that takes a message back from another are greater than the other's.
+    fn number(&mut self, micros: u64) -> u64 {
+        self.last = micros.max(self.last + 1);
+        self.last
+    }
+
+    /// The identity of a message: the one that it had, or its number.
+    fn identify(&mut self, fingerprint: Fingerprint, perhaps_again: bool, number: u64) -> DeliveryId {
         if perhaps_again && let Some(ids) = self.lost.get_mut(&fingerprint.hash) {
             let (id, _) = ids.pop_front().expect("an empty list is removed");
             if ids.is_empty() {
@@ -526,8 +545,7 @@ impl Memory {
             }
             return id;
         }
-        self.last = micros.max(self.last + 1);
-        self.last
+        number
     }
 
     /// A message was lost unsettled, or its settlement may have been.
@@ -667,7 +685,9 @@ mod tests {
         assert_eq!(texts(&again), ["1", "2"]);
         assert_eq!(again[0].id, held[1].id);
         assert!(again[0].id < again[1].id && again[0].attempt == 2);
-        assert_eq!(again[1].id, 1_003, "it had never been out, so it is identified anew");
+        assert!(again[0].sequence > held[1].sequence, "another instance may have handed out more meanwhile");
+        assert!(again[0].sequence < again[1].sequence);
+        assert_eq!(again[1].id, again[1].sequence, "it had never been out, so it is identified anew");
     }
 
     #[test]

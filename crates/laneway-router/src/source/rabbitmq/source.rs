@@ -138,6 +138,14 @@ impl Source for RabbitSource {
         async move { self.inner.pushed.extend(&receipts, lease) }.boxed()
     }
 
+    fn losses(&self, _now: Instant) -> u64 {
+        self.inner.pushed.losses()
+    }
+
+    fn are_good(&self, receipts: &[Receipt], _now: Instant) -> Vec<bool> {
+        self.inner.pushed.are_good(receipts)
+    }
+
     fn depth(&self) -> BoxFuture<'_, Result<Depth, SourceError>> {
         self.inner.depth().boxed()
     }

@@ -280,7 +280,7 @@ fn remember(held: &mut HashMap<Arc<str>, Held>, fetched: Fetched, until: Instant
         Arc::clone(&receipt),
         Held { message_id, group: ours, text: words, attributes, until, copied: false, answer: None },
     );
-    Delivery { id, receipt: Receipt::Text(receipt), group, text, attempt }
+    Delivery { id, receipt: Receipt::Text(receipt), group, text, attempt, sequence: id }
 }
 
 /// Settling.
