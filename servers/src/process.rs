@@ -8,12 +8,13 @@
 //! with the thread that started it (`setpriv --pdeathsig`); since threads of tests come and go, all servers are started by one
 //! thread that lives as long as the process.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, OnceLock, mpsc};
+use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -29,7 +30,7 @@ const FAREWELL: Duration = Duration::from_secs(30);
 /// How often a server is asked whether it is ready, or gone.
 const POLL: Duration = Duration::from_millis(20);
 
-/// Among these a free port is looked for: above those of well-known servers, below Linux's own choice for connections, which begins at 32,768.
+/// Among these a free port is looked for: below Linux's own choice for connections, which begins at 32,768, and above most of what listens by itself.
 const PORTS: Range<u16> = 15_000..32_000;
 
 /// So many of them are tried.
@@ -191,11 +192,15 @@ impl Drop for Server {
 }
 
 /// A port of loopback that nobody has, below those that the kernel gives to outgoing connections: such a connection could take it before the server
-/// does, or while the server is down between two lives. Another server still may; its start then fails with its log.
+/// does, or while the server is down between two lives. None is given twice in this process, where several are chosen before the first is used. Another
+/// process may still take it; the start then fails with its log.
 pub fn free_port() -> Result<u16> {
-    let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
+    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+    let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut is_free =
+        |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok() && given.insert(*port);
     let mut ports = std::iter::repeat_with(|| fastrand::u16(PORTS)).take(PORTS_TRIED);
-    ports.find(is_free).with_context(|| format!("no port of {PORTS:?} is free"))
+    ports.find(|port| is_free(port)).with_context(|| format!("no port of {PORTS:?} is free"))
 }
 
 /// Whether somebody listens at a port of loopback.

@@ -77,7 +77,7 @@ fn pitfall_001_8_under_sustained_load_each_thread_has_its_share() {
     // From when all are up: on a busy machine one may begin much later than the others, which says nothing about how they share.
     let begun = when_handled(&events, |counts| counts.iter().all(|count| *count > 0));
     let since = |counts: &[u64]| counts.iter().zip(&begun).map(|(now, then)| now - then).collect::<Vec<_>>();
-    let counts = since(&when_handled(&events, |counts| since(counts).iter().sum::<u64>() >= 8_000));
+    let counts = since(&when_handled(&events, |counts| since(counts).iter().sum::<u64>() >= 40_000));
     going.store(false, SeqCst);
     let mean = counts.iter().sum::<u64>() as f64 / THREADS as f64;
     let worst = counts.iter().map(|count| (*count as f64 - mean).abs() / mean).fold(0.0, f64::max);

@@ -859,15 +859,23 @@ async fn a_step_that_a_worker_does_not_know_is_handed_back_and_told_and_the_work
     database
         .until("SELECT count(*) FROM pgflow.step_tasks WHERE step_slug = 'a' AND status = 'completed'", 2)
         .await;
-    assert_eq!(elder.stats().taken, 3, "a, b, and a again");
+    // A read that had begun before the first was handed back may have brought it once more; none that begins now does.
+    let strange = elder.stats().taken - 2;
+    assert!((1..=2).contains(&strange), "a and a again, and {strange} times b");
+    let third = Start::named("grows", json!(3)).on(&database.pool).await.unwrap();
+    database
+        .until("SELECT count(*) FROM pgflow.step_tasks WHERE step_slug = 'a' AND status = 'completed'", 3)
+        .await;
+    assert_eq!(elder.stats().taken, 3 + strange);
     let actions = HashMap::from([("a".to_owned(), action()), ("b".to_owned(), action())]);
     let younger =
         Worker::on(&database.pool).serve_data(new, actions).settings(quick()).start().await.unwrap();
-    for run in [run, second] {
+    for run in [run, second, third] {
         assert_eq!(database.end_of(run).await.status(), "completed");
     }
     let (elder, younger) = (elder.stop().await.stats, younger.stop().await.stats);
-    assert_eq!((elder.taken, elder.completed, younger.taken, younger.completed), (3, 2, 2, 2));
+    let taken = (elder.taken, elder.completed, younger.taken, younger.completed);
+    assert_eq!(taken, (3 + strange, 3, 3, 3));
     assert!(elder.failed == 0 && elder.retried == 0, "{elder:?} {younger:?}");
 }
 
