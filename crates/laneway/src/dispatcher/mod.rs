@@ -684,6 +684,12 @@ impl<K, M> Dispatcher<K, M> {
         if inner.stopped {
             return Found::Stopped;
         }
+        let timed = inner.lanes.keeps_time();
+        let now = if timed || wants.slow { clock.now() } else { wants.now };
+        if timed {
+            // Before a stream begins: it passes by whatever is not ready, and while messages keep coming there is always another one.
+            inner.lanes.wake_due(now);
+        }
         if wants.stream && self.begin_stream(inner, wants, hand) {
             inner.idle_since = None;
             return Found::Turn;
@@ -691,7 +697,6 @@ impl<K, M> Dispatcher<K, M> {
         if !(wants.stream && inner.lanes.has_ready()) {
             self.admit_some(inner, wants.lanes);
         }
-        let now = if inner.lanes.keeps_time() || wants.slow { clock.now() } else { wants.now };
         let claimed = hand.fill(&mut inner.lanes, wants, now);
         if claimed && inner.sleepers_hint > 0 && self.has_more(inner) {
             wakes.add(self.take_next_sleeper(inner, !wants.slow));
@@ -994,6 +999,32 @@ mod tests {
         fn depth(&self, key: u64) -> usize {
             lock(&self.dispatcher.inner).lanes.depth(fingerprint(key)).unwrap_or(0)
         }
+    }
+
+    /// Messages keep coming, so that there is always another stream; what is due must have its turn all the same.
+    #[test]
+    fn a_retry_that_is_due_has_its_turn_while_messages_keep_coming() {
+        let time = Arc::new(std::sync::atomic::AtomicU64::new(0));
+        let mut streamer = Streamer { clock: Clock::Virtual(time.clone()), ..Streamer::new(4) };
+        streamer.offer(1);
+        let Streamer { dispatcher, hand, clock, bound, wants } = &mut streamer;
+        assert_eq!(dispatcher.claim(wants, hand, clock), Found::Turn);
+        hand.turn().next();
+        hand.end(Ending::Defer { until: 10, attempts: 1, note: None }, 0);
+        dispatcher.settle(hand, &Tally::default(), None, bound, clock);
+        (0..100).for_each(|key| streamer.offer(100 + key));
+        let Streamer { dispatcher, hand, clock, wants, .. } = &mut streamer;
+        assert_eq!(dispatcher.claim(wants, hand, clock), Found::Turn);
+        time.store(10, Ordering::SeqCst);
+        let mut turns = 0;
+        while streamer.hand.turn().fingerprint != fingerprint(1) {
+            let ran = streamer.run();
+            (0..ran).for_each(|key| streamer.offer(1_000 * (turns + 1) + key));
+            turns += 1;
+            assert!(turns < 5, "a stream, then a turn of the lane that is due, and not the next {turns} streams");
+        }
+        assert_eq!(streamer.hand.turn().attempts, 1);
+        streamer.run();
     }
 
     /// What a stream passes by of a key that has a lane goes there. If that were more than a turn takes from it, a hot lane, though of less than half of all messages, would

@@ -322,7 +322,6 @@ impl<K, M> Lanes<K, M> {
         holder: Option<fn(&K) -> K>,
     ) -> bool {
         debug_assert!(turn.len() == 0 && turn.again.is_empty());
-        self.wake_due(now);
         if self.paused || !self.take_pace(now) {
             return false;
         }
@@ -365,8 +364,8 @@ impl<K, M> Lanes<K, M> {
         }
     }
 
-    /// Makes the lanes ready whose time has come.
-    fn wake_due(&mut self, now: u64) {
+    /// Makes the lanes ready whose time has come. Before lanes are claimed, or passed by.
+    pub(crate) fn wake_due(&mut self, now: u64) {
         while let Some(&Reverse((until, id, stamp))) = self.timers.peek() {
             let lane = self.lanes.get(id as usize);
             let current = lane.is_some_and(|lane| lane.state == State::Deferred { until, stamp });
