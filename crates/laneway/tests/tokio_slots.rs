@@ -633,6 +633,71 @@ fn an_async_handler_that_would_wait_for_its_own_engine_is_refused() {
 
 // ── the end of the runtime and of the engine ───────────────────────────────────────────────────────────────────────
 
+/// Something of the user's that submits when it is dropped, and notes how that was refused.
+struct Parting {
+    own: Arc<OnceLock<Handle<u64, Parting>>>,
+    refusals: Arc<Log<Refusal>>,
+    submits: bool,
+}
+
+impl Parting {
+    fn new(of: &Parting, submits: bool) -> Self {
+        Parting { own: of.own.clone(), refusals: of.refusals.clone(), submits }
+    }
+}
+
+impl Drop for Parting {
+    fn drop(&mut self) {
+        if self.submits {
+            let refused = self.own.get().unwrap().submit((9, Parting::new(self, false))).unwrap_err();
+            self.refusals.push(refused.reason);
+        }
+    }
+}
+
+/// A future that lets go of its delivery when it is ready, and of the rest when it is dropped.
+struct Holding {
+    delivery: Option<Delivery<u64, Parting>>,
+    outcome: Outcome,
+    _rest: Parting,
+}
+
+impl Future for Holding {
+    type Output = Outcome;
+    fn poll(mut self: std::pin::Pin<&mut Self>, _: &mut std::task::Context<'_>) -> std::task::Poll<Outcome> {
+        drop(self.delivery.take());
+        std::task::Poll::Ready(self.outcome.clone())
+    }
+}
+
+/// The message still has its place then, so a submission that waited would wait for itself.
+#[test]
+fn what_runs_when_an_async_handler_has_ended_is_refused_instead_of_waiting_for_its_own_place() {
+    let (runtime, refusals) = (runtime(), Log::new());
+    let first = Parting { own: Arc::default(), refusals: refusals.clone(), submits: false };
+    let engine = Engine::builder()
+        .topology(Topology::pool(1))
+        .runtime(runtime.handle().clone())
+        .worker_queue_capacity(1)
+        .retry(RetryPolicy::never())
+        .on_fail(|message: Message<u64, Parting>, _| drop(message))
+        .handle_async(|delivery: Delivery<u64, Parting>| {
+            let key = *delivery.key();
+            let _rest = Parting::new(&delivery, key == 3);
+            let outcome = if key == 1 { Outcome::Failed("as it was told to".to_owned()) } else { Outcome::Done };
+            Holding { delivery: Some(delivery), outcome, _rest }
+        })
+        .build()
+        .unwrap();
+    assert!(first.own.set(engine.handle()).is_ok());
+    for (key, what) in [(1, "on_fail"), (2, "the drop of a body"), (3, "the drop of a future")] {
+        engine.submit((key, Parting::new(&first, key != 3))).unwrap_or_else(|_| panic!("{what}: no room"));
+        let refusals = refusals.wait_len(key as usize);
+        assert_eq!(refusals.last(), Some(&Refusal::FromHandler(Bound::Dispatcher)), "{what}");
+    }
+    assert!(engine.wait_quiet(DEADLINE));
+}
+
 #[test]
 fn a_runtime_that_goes_gives_back_what_its_slots_had_in_hand() {
     let runtime = runtime();

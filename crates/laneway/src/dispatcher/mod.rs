@@ -1021,7 +1021,7 @@ mod tests {
             let ran = streamer.run();
             (0..ran).for_each(|key| streamer.offer(1_000 * (turns + 1) + key));
             turns += 1;
-            assert!(turns < 5, "a stream, then a turn of the lane that is due, and not the next {turns} streams");
+            assert!(turns < 5, "one stream, then the lane that is due, and not yet after {turns}");
         }
         assert_eq!(streamer.hand.turn().attempts, 1);
         streamer.run();

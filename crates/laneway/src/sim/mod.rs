@@ -568,7 +568,7 @@ where
             task::{Context, Poll, Waker},
         };
         flight.waker.lower();
-        let _inside = crate::worker::Inside::enter(self.shared().address());
+        let inside = crate::worker::Inside::enter(self.shared().address());
         let waker = Waker::from(flight.waker.clone());
         let polled =
             catch_unwind(AssertUnwindSafe(|| flight.future.as_mut().poll(&mut Context::from_waker(&waker))));
@@ -581,6 +581,8 @@ where
             Err(panic) => Err(crate::handler::panic_text(&*panic)),
         };
         drop(flight.future);
+        // What follows sees to that itself, as it has to in a slot.
+        drop(inside);
         let worker = self.actors[place].worker();
         flight.hand.take_back(worker);
         let ending = flight.hand.end(worker, outcome);

@@ -222,16 +222,28 @@ where
         let _inside = Inside::enter(engine);
         catch_unwind(AssertUnwindSafe(|| handler(delivery))).map_err(|panic| panic_text(&*panic))?
     };
-    let mut future = pin!(future);
+    let mut future = pin!(Some(future));
     poll_fn(|context| {
         let _inside = Inside::enter(engine);
-        match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
+        let polled = catch_unwind(AssertUnwindSafe(|| {
+            let running = future.as_mut().as_pin_mut().expect("not polled after it was ready");
+            let polled = running.poll(context).map(Into::into);
+            if polled.is_ready() {
+                // To drop what it still holds is the user's code, too, and may submit.
+                future.set(None);
+            }
+            polled
+        }));
+        match polled {
             Ok(Poll::Pending) => {
                 *unbroken = Unbroken::default();
                 Poll::Pending
             }
-            Ok(Poll::Ready(outcome)) => Poll::Ready(Ok(outcome.into())),
-            Err(panic) => Poll::Ready(Err(panic_text(&*panic))),
+            Ok(Poll::Ready(outcome)) => Poll::Ready(Ok(outcome)),
+            Err(panic) => {
+                let _ = catch_unwind(AssertUnwindSafe(|| future.set(None)));
+                Poll::Ready(Err(panic_text(&*panic)))
+            }
         }
     })
     .await
@@ -322,6 +334,8 @@ impl<K: Clone, M> HandOver<K, M> {
         worker: &mut Worker<K, M>,
         outcome: Result<Outcome, String>,
     ) -> Option<Ending> {
+        // `on_fail` and the drop of a body are the user's, too, and the place of the message is still taken: who waited for it here would wait for itself.
+        let _inside = Inside::enter(worker.shared.address());
         let mut run = worker.hand();
         let before = run.tempo.spent;
         run.time(self.accepted, self.started);
