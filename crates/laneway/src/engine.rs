@@ -462,8 +462,7 @@ impl<K: Hash, M> Shared<K, M> {
             if self.settings.engine_overflow != Overflow::DropOldest {
                 return Offer::Full(arrival, Bound::Engine);
             }
-            // The evicted message's place is the new one's.
-            return dispatcher.offer_looking(arrival, layout.epoch, Some(Bound::Engine), &self.clock);
+            return dispatcher.offer_looking(arrival, layout.epoch, Some(bound), &self.clock);
         }
         let offer = dispatcher.offer(arrival, layout.epoch, &self.clock);
         match &offer {

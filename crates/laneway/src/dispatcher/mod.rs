@@ -463,15 +463,15 @@ impl<K, M> Dispatcher<K, M> {
     }
 
     /// The slow way in: everything that came before is admitted, so that the bounds that look at a lane, and the eviction of the
-    /// oldest, see the truth. `for_engine` makes room for the engine's bound rather than for ours.
+    /// oldest, see the truth. `for_engine` is the engine's bound, if that seemed full: room is made for it, too, unless some has come meanwhile.
     pub(crate) fn offer_looking(
         &self,
         mut arrival: Item<K, M>,
         epoch: u64,
-        for_engine: Option<Bound>,
+        for_engine: Option<&EngineBound>,
         clock: &Clock,
     ) -> Offer<K, M> {
-        let mut inner = lock(&self.inner);
+        let mut guard = lock(&self.inner);
         let mut ingress = self.ingress();
         if ingress.closed {
             return Offer::Closed(arrival);
@@ -479,9 +479,12 @@ impl<K, M> Dispatcher<K, M> {
         if ingress.epoch != epoch {
             return Offer::Moved(arrival);
         }
-        let inner = &mut *inner;
+        let inner = &mut *guard;
         admit_everything(inner, &mut ingress, self.hints());
-        let full = self.full_bound(inner, &mut ingress, &arrival).or(for_engine);
+        // Last, because a place that is had here is kept. With an eviction none is needed: that of the evicted message is the new one's.
+        let full = self.full_bound(inner, &mut ingress, &arrival).or_else(|| {
+            for_engine.filter(|bound| !bound.reserve(arrival.message.kind)).map(|_| Bound::Engine)
+        });
         let mut evicted = None;
         if let Some(bound) = full {
             evicted = self.evict(inner, bound, arrival.fingerprint);
@@ -492,7 +495,14 @@ impl<K, M> Dispatcher<K, M> {
         self.accept(&mut ingress, &mut arrival, clock);
         self.note_accepted(&ingress);
         inner.lanes.admit(arrival);
-        Offer::Accepted { wake: ingress.sleepers.take(), evicted }
+        let (wake, released) = (ingress.sleepers.take(), inner.released);
+        drop(ingress);
+        drop(guard);
+        if evicted.is_some() && self.limits.look_at_key() {
+            // Its place here is taken already, but not that in its lane, or the lane's own.
+            self.room.made(released);
+        }
+        Offer::Accepted { wake, evicted }
     }
 
     /// The first bound that this message would break.
@@ -930,6 +940,29 @@ mod tests {
             panic!("full, and the oldest goes")
         };
         assert_eq!(evicted.message.body, 1);
+    }
+
+    #[test]
+    fn pitfall_000_7_room_that_has_come_free_in_the_engine_meanwhile_evicts_nobody() {
+        let dispatcher = dispatcher(8, Overflow::DropOldest, 1);
+        let (clock, bound) = (Clock::real(), EngineBound::new(2, 0));
+        bound.count_from(0);
+        let submit = |body| match bound.reserve(Kind::Event) {
+            true => dispatcher.offer(item(1, body), 0, &clock),
+            false => dispatcher.offer_looking(item(1, body), 0, Some(&bound), &clock),
+        };
+        for body in [1, 2] {
+            assert!(matches!(submit(body), Offer::Accepted { evicted: None, .. }), "there was room");
+        }
+        assert!(!bound.reserve(Kind::Event), "a submitter finds the engine full, ...");
+        // ... then messages of another dispatcher leave, and only then it comes to its own.
+        bound.release(1);
+        let offer = dispatcher.offer_looking(item(1, 3), 0, Some(&bound), &clock);
+        assert!(matches!(offer, Offer::Accepted { evicted: None, .. }), "{offer:?}");
+        let Offer::Accepted { evicted: Some(evicted), .. } = submit(4) else {
+            panic!("the place that had come free is taken, and the oldest goes")
+        };
+        assert_eq!((evicted.message.body, evicted.bound), (1, Bound::Engine));
     }
 
     #[test]
