@@ -684,7 +684,8 @@ fn what_runs_when_an_async_handler_has_ended_is_refused_instead_of_waiting_for_i
         .handle_async(|delivery: Delivery<u64, Parting>| {
             let key = *delivery.key();
             let _rest = Parting::new(&delivery, key == 3);
-            let outcome = if key == 1 { Outcome::Failed("as it was told to".to_owned()) } else { Outcome::Done };
+            let outcome =
+                if key == 1 { Outcome::Failed("as it was told to".to_owned()) } else { Outcome::Done };
             Holding { delivery: Some(delivery), outcome, _rest }
         })
         .build()

@@ -158,8 +158,10 @@ impl<K, M> Hand<K, M> {
 
     /// Claims lanes until the hand holds so many, or so many messages. The answer is whether there was any.
     pub(crate) fn fill(&mut self, lanes: &mut Lanes<K, M>, wants: &Wants<K>, now: u64) -> bool {
+        // Where the oldest may be evicted, whatever has not started stays in its lane, so that it can be. (There are no streams there either.)
+        let most = if lanes.evicts() { 1 } else { wants.lanes };
         let mut messages = 0;
-        while self.len < wants.lanes && messages < wants.messages {
+        while self.len < most && messages < wants.messages {
             if self.turns.len() == self.len {
                 self.turns.push(Turn::new());
             }

@@ -328,7 +328,7 @@ impl<K, M> Lanes<K, M> {
         let Some(id) = self.pop_ready() else { return false };
         // One message at a time where the oldest may be evicted, so that whatever has not started can be; and where a
         // pace is set, so that each takes its own place in it.
-        let limit = if self.waiting.by_age() || self.pace.is_some() { 1 } else { limit };
+        let limit = if self.evicts() || self.pace.is_some() { 1 } else { limit };
         let lane = &mut self.lanes[id as usize];
         while turn.items.len() < limit
             && let Some(item) = self.waiting.pop_front(&mut lane.waiting)
@@ -563,6 +563,11 @@ impl<K, M> Lanes<K, M> {
             0 => self.ready_lanes() > 0,
             _ => !self.paused && self.ready_beside_stream().is_some(),
         }
+    }
+
+    /// Whether the oldest may have to make room.
+    pub(crate) fn evicts(&self) -> bool {
+        self.waiting.by_age()
     }
 
     /// How many lanes could run now.

@@ -63,7 +63,7 @@ impl Heat {
 impl<K, M> Lanes<K, M> {
     /// Whether a stream may begin.
     pub(crate) fn may_stream(&self) -> bool {
-        self.streaming == 0 && !self.paused && self.pace.is_none() && !self.waiting.by_age()
+        self.streaming == 0 && !self.paused && self.pace.is_none() && !self.evicts()
     }
 
     /// Whether messages of this key have to go to a lane, because there is one.
