@@ -8,6 +8,7 @@
 use std::{
     collections::{HashMap, HashSet},
     hash::Hash,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
@@ -301,7 +302,9 @@ where
             LooksAt::Load => None,
             // Lanes in flight know their keys under such a placement (`Shared::needs_keys`).
             LooksAt::Fingerprint | LooksAt::Key => {
-                self.placement.place(key?, fingerprint, new).filter(|place| *place < new.len())
+                // User code under all locks, with lanes that are on their way. One for which it panics stays where it is, if it can.
+                let place = catch_unwind(AssertUnwindSafe(|| self.placement.place(key?, fingerprint, new)));
+                place.ok().flatten().filter(|place| *place < new.len())
             }
         }
     }

@@ -1,8 +1,8 @@
 //! The one place that knows which locks we use: std's and a short one, or loom's when the models are checked.
 //!
 //! Everything above names its locks and atomics through this file, so `--cfg loom` turns the very code that users run into
-//! the model. Nothing of ours panics under a lock and no user code runs under one, so poisoning carries no information
-//! and [`lock`] steps over it.
+//! the model. Nothing of ours panics under a lock, and what user code runs under one leaves nothing half changed (`docs/design/ordering.md` names it), so poisoning
+//! carries no information and [`lock`] steps over it.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{

@@ -10,12 +10,15 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Barrier,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
 
-use laneway::{Batch, Engine, Exhausted, Failure, Handle, Message, Outcome, Overflow, RetryPolicy, Topology};
+use laneway::{
+    Among, Batch, Engine, Exhausted, Failure, Handle, LooksAt, Message, Outcome, Overflow, Placement,
+    RetryPolicy, Topology,
+};
 use witness::{DEADLINE, Log, Witness, send, within};
 
 fn assert_balanced<K, M>(engine: &Handle<K, M>) {
@@ -358,6 +361,96 @@ fn a_key_whose_clone_panics_costs_no_worker_and_wedges_no_lane() {
         send(&handle, (0..2).map(|key| (Key::Good(key), true)));
         meeting.wait();
     });
+}
+
+/// A key whose copies panic when they are dropped.
+#[derive(Debug)]
+struct Sticky {
+    number: u64,
+    is_copy: bool,
+}
+
+impl Sticky {
+    fn new(number: u64) -> Self {
+        Sticky { number, is_copy: false }
+    }
+}
+
+impl Hash for Sticky {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.number.hash(state);
+    }
+}
+
+impl Clone for Sticky {
+    fn clone(&self) -> Self {
+        Sticky { number: self.number, is_copy: true }
+    }
+}
+
+impl Drop for Sticky {
+    fn drop(&mut self) {
+        if self.is_copy && !std::thread::panicking() {
+            panic!("the drop of a copy");
+        }
+    }
+}
+
+#[test]
+fn a_key_whose_copies_panic_when_they_are_dropped_costs_no_worker_and_wedges_no_lane() {
+    let witness = Witness::new();
+    let witness_too = witness.clone();
+    // Nothing is known of the tempo yet, so the first turns of each worker have a copy of their key.
+    let engine = Engine::<Sticky, u64>::builder()
+        .topology(Topology::pool(2))
+        .shutdown_grace(Duration::from_secs(1))
+        .handle(move |context, number: &mut u64| witness_too.see(&context.key().number, *number))
+        .build()
+        .unwrap();
+    send(&engine, (0..20).flat_map(|number| (0..5).map(move |key| (Sticky::new(key), number))));
+    assert!(engine.wait_quiet(DEADLINE), "a lane is wedged: {}", engine.snapshot().account);
+    witness.verify((0..5).map(|key| (key, 20)));
+    assert_balanced(&engine);
+}
+
+/// A placement that panics when it is told to.
+#[derive(Debug)]
+struct Moody(Arc<AtomicBool>);
+
+impl Placement<u64> for Moody {
+    fn looks_at(&self) -> LooksAt {
+        LooksAt::Key
+    }
+    fn place(&self, key: &u64, _: u64, among: &dyn Among) -> Option<usize> {
+        assert!(*key != 3 || !self.0.load(Relaxed), "the placement");
+        Some(*key as usize % among.len())
+    }
+}
+
+#[test]
+fn a_placement_that_panics_while_the_topology_changes_loses_nothing() {
+    let (moody, witness) = (Arc::new(AtomicBool::new(false)), Witness::new());
+    let witness_too = witness.clone();
+    let topology = Topology::builder().dispatcher("x").worker("w", ["x"]).build();
+    let engine = Engine::builder()
+        .topology(topology.placed(Moody(moody.clone())))
+        .handle(move |context, number: &mut u64| witness_too.see(context.key(), *number))
+        .build()
+        .unwrap();
+    assert!(engine.pause("x"));
+    send(&engine, (0..20).flat_map(|number| (0..8).map(move |key| (key, number))));
+    moody.store(true, Relaxed);
+    engine.add_dispatcher("y", &["w"]).unwrap();
+    let depths: Vec<usize> = engine.snapshot().dispatchers.iter().map(|d| d.depth).collect();
+    assert_eq!(depths, [5 * 20, 3 * 20], "that of key 3 has stayed");
+    assert!(
+        catch_unwind(AssertUnwindSafe(|| drop(engine.submit((3, 20))))).is_err(),
+        "in the submitter's hands"
+    );
+    assert!(engine.unpause("x"));
+    assert!(engine.wait_quiet(DEADLINE));
+    witness.verify((0..8).map(|key| (key, 20)));
+    assert_balanced(&engine);
 }
 
 #[test]

@@ -6,7 +6,7 @@
 //!
 //! # The rules
 //!
-//! 1. The lanes lock is taken before the ingress lock. Neither is held while user code runs.
+//! 1. The lanes lock is taken before the ingress lock. No handler, callback or drop of the user's runs under either.
 //! 2. A worker registers as a sleeper while it holds both locks and has seen neither a lane that could run nor a message in ingress.
 //! 3. Whoever pushes into ingress takes a sleeper off the list, if there is one, under the same lock, and wakes it afterwards; not while
 //!    enough others are rising and messages are quick (`worker/sleeper.rs`).
@@ -635,6 +635,7 @@ impl<K, M> Dispatcher<K, M> {
         };
         drop(inner);
         wakes.wake();
+        hand.drop_spent();
         match tally.released() {
             0 => {}
             // Where messages are slow, each place is worth a wake-up.
@@ -665,7 +666,8 @@ impl<K, M> Dispatcher<K, M> {
         clock: &Clock,
     ) -> (Vec<Parcel<K, M>>, bool) {
         let (mut parcels, mut earlier_timer) = (Vec::new(), false);
-        for turn in hand.turns() {
+        let (turns, spent) = hand.turns_and_spent();
+        for turn in turns {
             let timed = inner.lanes.keeps_time() || !matches!(turn.ending, Ending::Handled);
             let now = if timed { clock.now() } else { 0 };
             if !streams && inner.lanes.gives_way(turn) {
@@ -675,6 +677,9 @@ impl<K, M> Dispatcher<K, M> {
             }
             let settled = inner.lanes.settle(turn, now);
             earlier_timer |= settled.earlier_timer;
+            if std::mem::needs_drop::<K>() {
+                spent.extend(settled.holder);
+            }
             if let Some(parcel) = settled.parcel {
                 self.ingress().accepted -= parcel.messages();
                 parcels.push(parcel);

@@ -3,7 +3,10 @@
 //! A worker says what it [`Wants`]; `dispatcher/` fills its [`Hand`] from the ready lanes, or with a stream from the inbox, and settles it with how each
 //! [`Turn`] came to its [`Ending`]. Both under the lanes lock; in between the hand is the worker's alone.
 
-use std::collections::VecDeque;
+use std::{
+    collections::VecDeque,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
 
 use super::{Heat, Lanes, waiting::NONE};
 use crate::message::{Chunk, Inbox, Item};
@@ -81,11 +84,13 @@ pub(crate) struct Hand<K, M> {
     current: usize,
     /// How many messages came at once with the last of this stream, if that is all there is to do now.
     drained: Option<usize>,
+    /// Copies of keys that were made for turns that have ended, and want to be dropped.
+    spent: Vec<K>,
 }
 
 impl<K, M> Hand<K, M> {
     pub(crate) fn new() -> Self {
-        Hand { turns: vec![Turn::new()], len: 0, current: 0, drained: None }
+        Hand { turns: vec![Turn::new()], len: 0, current: 0, drained: None, spent: Vec::new() }
     }
 
     /// The turn that is run now.
@@ -107,16 +112,30 @@ impl<K, M> Hand<K, M> {
 
     /// All turns, with how they ended; those that were not run as if they had been given way, and first: their lanes must not go behind those that were.
     pub(crate) fn turns(&mut self) -> &mut [Turn<K, M>] {
+        self.turns_and_spent().0
+    }
+
+    /// The same, with where to put the copies of their keys.
+    pub(crate) fn turns_and_spent(&mut self) -> (&mut [Turn<K, M>], &mut Vec<K>) {
         let unrun = self.len - self.current.min(self.len);
         self.current = self.len;
         let turns = &mut self.turns[..self.len];
         turns.rotate_right(unrun);
-        turns
+        (turns, &mut self.spent)
     }
 
     /// See the field.
     pub(crate) fn drained(&self) -> Option<usize> {
         self.drained
+    }
+
+    /// Drops what was kept. Whoever calls this has no lock.
+    #[inline]
+    pub(crate) fn drop_spent(&mut self) {
+        if !self.spent.is_empty() {
+            // It was a copy of ours: whatever its drop does is the fault of no message, and the next turns are in the hand already.
+            let _ = catch_unwind(AssertUnwindSafe(|| self.spent.clear()));
+        }
     }
 
     pub(crate) fn clear(&mut self) {

@@ -132,6 +132,8 @@ pub(crate) struct Settled<K, M> {
     pub(crate) parcel: Option<Parcel<K, M>>,
     /// Whether an earlier timer than any before was set.
     pub(crate) earlier_timer: bool,
+    /// The copy of the key that the lane had while its turn was in flight: to be dropped without a lock.
+    pub(crate) holder: Option<K>,
 }
 
 /// How late a timer may ring without changing the pace: a few milliseconds are usual.
@@ -342,7 +344,7 @@ impl<K, M> Lanes<K, M> {
         self.running += 1;
         self.taken += turn.items.len();
         if let Some(copy) = holder {
-            // The one place where user code runs under a lock; should it panic, the lane has no name to show, and that is all.
+            // User code under the lock. Should it panic, the lane has no name to show, and that is all.
             let key = catch_unwind(AssertUnwindSafe(|| copy(&turn.items[0].message.key)));
             let spare = &mut self.spare;
             lane.extra.get_or_insert_with(|| spare.pop().unwrap_or_default()).holder = key.ok();
@@ -419,17 +421,17 @@ impl<K, M> Lanes<K, M> {
         self.taken -= lane.taken as usize;
         self.running -= 1;
         lane.taken = 0;
+        let holder = lane.extra.as_mut().and_then(|extra| extra.holder.take());
         let spent = lane.extra.as_ref().is_none_or(|extra| extra.is_spent());
         if turn.items.is_empty() && turn.again.is_empty() && lane.waiting.is_empty() && spent {
             // Most lanes end so: everything handled, nothing behind it, nothing to remember.
-            if let Some(mut extra) = lane.extra.take()
+            if let Some(extra) = lane.extra.take()
                 && self.spare.len() < SPARE_MAX
             {
-                extra.holder = None;
                 self.spare.push(extra);
             }
             self.remove(id);
-            return Settled { parcel: None, earlier_timer: false };
+            return Settled { parcel: None, earlier_timer: false, holder };
         }
         for item in turn.again.drain(..) {
             let tier = item.message.priority.tier();
@@ -455,9 +457,6 @@ impl<K, M> Lanes<K, M> {
             }
             self.waiting.push_front(&mut lane.waiting, id, item, false);
         }
-        if let Some(extra) = &mut lane.extra {
-            extra.holder = None;
-        }
         if let Some(item) = parked_alone {
             let extra = lane.extra.get_or_insert_default();
             self.waiting.push_back(&mut extra.aside, id, item, false);
@@ -465,9 +464,10 @@ impl<K, M> Lanes<K, M> {
         }
         let handover = lane.extra.as_mut().and_then(|extra| extra.handover.take());
         if let Some(to) = handover {
-            return Settled { parcel: Some(self.hand_over(id, to, ending, now)), earlier_timer: false };
+            let parcel = self.hand_over(id, to, ending, now);
+            return Settled { parcel: Some(parcel), earlier_timer: false, holder };
         }
-        Settled { parcel: None, earlier_timer: self.enter(id, ending, now) }
+        Settled { parcel: None, earlier_timer: self.enter(id, ending, now), holder }
     }
 
     /// Gives a lane whose turn has ended its next state.

@@ -123,7 +123,7 @@ impl<K, M> Lanes<K, M> {
         }
         let settled = match failed {
             Some(item) => self.settle_first(item, ending, now),
-            None => Settled { parcel: None, earlier_timer: false },
+            None => Settled { parcel: None, earlier_timer: false, holder: None },
         };
         turn.again.drain(..).for_each(|item| self.admit(item));
         settled
