@@ -436,6 +436,11 @@ impl EngineBound {
     pub(crate) fn released(&self) -> u64 {
         self.released.load(Ordering::Acquire)
     }
+
+    /// Places that are taken.
+    pub(crate) fn outstanding(&self) -> u64 {
+        self.accepted.load(Ordering::Acquire) - self.released()
+    }
 }
 
 /// Ends the waiting of a submitter from another thread.

@@ -131,7 +131,7 @@ impl Model {
     /// Asserts what must be true of every dispatcher between two steps, as long as nothing was given back.
     pub fn audit(&self) {
         for dispatcher in &self.handle.shared.layout.load().dispatchers {
-            if let Err(what) = dispatcher.audit(0) {
+            if let Err(what) = dispatcher.audit(0, &Default::default()) {
                 panic!("dispatcher {:?}: {what}", dispatcher.name);
             }
         }

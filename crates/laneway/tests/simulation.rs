@@ -3,7 +3,7 @@
 //! A scenario is drawn from a seed: a topology, bounds and policies, a retry policy, producers with their keys, faults, and operators who park, resume, skip,
 //! pause, explain, submit batches, and add and remove dispatchers and workers while all of it runs; some end with a shutdown in the middle. The simulator
 //! takes one step at a time and checks after each what must always be true (the account, the bounds, the structure of the lanes, one pair of hands per key,
-//! nobody asleep beside work). The handler's ledger checks the order of each key. At the end everything that was accepted must be accounted for,
+//! nobody asleep beside work). The handler's ledger checks the order of each key, and who submits a batch what comes back of it. At the end everything that was accepted must be accounted for,
 //! message by message: done, failed, dropped or given back, each exactly once, so that a gap in what was handled is always one that somebody was told of.
 //!
 //! `LANEWAY_SIM_SEED` says which seed to begin with, and what it did if it is the only one; `LANEWAY_SIM_SCHEDULES` says how many to run.
@@ -17,7 +17,7 @@ use std::{
 };
 
 use laneway::{
-    Account, Bound, Engine, Exhausted, Flows, Handle, Kind, Message, Outcome, Overflow, Priority,
+    Account, Bound, Engine, Exhausted, Flows, Handle, Kind, Message, Outcome, Overflow, Priority, Refusal,
     RetryPolicy, Topology,
     sim::{Faults, Rng, Sim},
 };
@@ -201,14 +201,7 @@ impl Scenario {
                 *sequence += 1;
                 let body = Body { key, sequence: *sequence };
                 offered.lock().unwrap().accepted.insert(body);
-                let message = match dice.u8(0..8) {
-                    0 => Message::start(key, body),
-                    1 => Message::finish(key, body),
-                    _ => Message::new(key, body),
-                };
-                message.priority(
-                    [Priority::Low, Priority::Normal, Priority::High, Priority::Urgent][dice.usize(0..4)],
-                )
+                message(key, body, &mut dice)
             }));
         }
         for _ in 0..random.u8(0..12) {
@@ -250,32 +243,54 @@ fn operate(handle: &Handle<u8, Body>, dice: &mut Rng, ledger: &Mutex<Ledger>) {
             handle.explain(&key);
             handle.lanes_by_depth(3);
         }
-        _ => {
-            let batch = submit_batch(handle, 200 + key, dice.u32(1..5), ledger);
-            assert!(batch.is_sorted(), "refusal keeps order: {batch:?}");
-        }
+        _ => submit_batch(handle, dice, ledger),
     }
 }
 
-/// Submits a batch of one key, and says of each whether it was refused. Once one is, all that follow are.
-fn submit_batch(handle: &Handle<u8, Body>, key: u8, count: u32, ledger: &Mutex<Ledger>) -> Vec<bool> {
-    let mut bodies = Vec::new();
-    for _ in 0..count {
-        let mut ledger = ledger.lock().unwrap();
-        ledger.operators += 1;
-        bodies.push(Body { key, sequence: ledger.operators });
-    }
-    ledger.lock().unwrap().accepted.extend(&bodies);
-    let mut answers = Vec::new();
-    for body in bodies {
-        // One at a time and never waiting: nobody else would take a step meanwhile.
-        let refused = answers.last() == Some(&true) || handle.try_submit((key, body)).is_err();
-        if refused {
-            ledger.lock().unwrap().accepted.remove(&body);
+/// Submits a batch of a few keys of its own, in the middle of which somebody makes room elsewhere now and then, and asserts what line 6 of the contract says of the
+/// answer. Control messages have a reserve, so without that line one could get in behind an event that was refused.
+fn submit_batch(handle: &Handle<u8, Body>, dice: &mut Rng, ledger: &Mutex<Ledger>) {
+    let keys = 200..204;
+    let batch: Vec<Message<u8, Body>> = (0..dice.u8(1..16))
+        .map(|_| {
+            let mut ledger = ledger.lock().unwrap();
+            ledger.operators += 1;
+            let key = dice.u8(keys.clone());
+            let body = Body { key, sequence: ledger.operators };
+            ledger.accepted.insert(body);
+            message(key, body, dice)
+        })
+        .collect();
+    let bodies: Vec<Body> = batch.iter().map(|message| message.body).collect();
+    let report = handle.submit_batch(batch.into_iter().inspect(|_| {
+        if dice.u8(0..4) == 0 {
+            handle.skip_head(&(dice.u8(0..3) * 8 + dice.u8(0..3)));
         }
-        answers.push(refused);
+    }));
+    assert_eq!(report.accepted + report.dropped + report.refused.len(), bodies.len(), "each has an answer");
+    for key in keys {
+        let of_key: Vec<Body> = bodies.iter().filter(|body| body.key == key).copied().collect();
+        let refused: Vec<_> = report.refused.iter().filter(|refused| refused.message.key == key).collect();
+        let bodies: Vec<Body> = refused.iter().map(|refused| refused.message.body).collect();
+        assert!(
+            of_key.ends_with(&bodies),
+            "refused {bodies:?} of {of_key:?}: not the last of them, in order"
+        );
+        let is_successor = |place: usize| refused[place].reason == Refusal::AfterRefused;
+        assert!((0..refused.len()).all(|place| is_successor(place) == (place > 0)), "{refused:?}");
     }
-    answers
+    let mut ledger = ledger.lock().unwrap();
+    report.refused.iter().for_each(|refused| _ = ledger.accepted.remove(&refused.message.body));
+}
+
+/// Mostly an event; of any priority.
+fn message(key: u8, body: Body, dice: &mut Rng) -> Message<u8, Body> {
+    let message = match dice.u8(0..8) {
+        0 => Message::start(key, body),
+        1 => Message::finish(key, body),
+        _ => Message::new(key, body),
+    };
+    message.priority([Priority::Low, Priority::Normal, Priority::High, Priority::Urgent][dice.usize(0..4)])
 }
 
 fn release_all(handle: &Handle<u8, Body>) {

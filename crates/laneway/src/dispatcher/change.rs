@@ -2,8 +2,6 @@
 //!
 //! `change.rs` of the engine decides which lanes go where. The epoch in ingress tells a submitter that chose by the old topology to choose again.
 
-use std::sync::atomic::Ordering;
-
 use super::{Dispatcher, Inner, admit_everything};
 use crate::{
     admission::Ingress,
@@ -61,7 +59,6 @@ impl<K, M> Locked<'_, K, M> {
 
     pub(crate) fn receive(&mut self, parcel: Parcel<K, M>, clock: &Clock) {
         self.ingress.accepted += parcel.messages();
-        self.dispatcher.moved_in.fetch_add(parcel.messages() as usize, Ordering::Relaxed);
         self.note_accepted();
         self.inner.lanes.arrive(parcel, clock.now());
     }

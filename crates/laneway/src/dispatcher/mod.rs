@@ -21,6 +21,7 @@ mod change;
 mod operate;
 
 pub(crate) use change::Locked;
+pub(crate) use operate::Audited;
 
 use std::{collections::VecDeque, sync::Arc, sync::atomic::Ordering};
 
@@ -189,8 +190,6 @@ pub(crate) struct Dispatcher<K, M> {
     /// How many workers serve it.
     pub(crate) servers: AtomicUsize,
     pub(crate) room: Arc<Room>,
-    /// Messages that a change of the topology has brought here, beyond the bound if need be.
-    moved_in: AtomicUsize,
     /// Mappings that point here; for least-loaded placement.
     pub(crate) mappings: AtomicUsize,
     /// Looks that found somebody else at it. Written by those who failed, so it costs nobody who works.
@@ -265,7 +264,6 @@ impl<K, M> Dispatcher<K, M> {
             streams_barred: AtomicUsize::new(0),
             servers: AtomicUsize::new(0),
             room: Arc::new(Room::new()),
-            moved_in: AtomicUsize::new(0),
             mappings: AtomicUsize::new(0),
             lock_failures: std::sync::atomic::AtomicU64::new(0),
         }

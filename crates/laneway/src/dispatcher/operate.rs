@@ -9,11 +9,23 @@ use super::Dispatcher;
 use crate::{
     clock::Clock,
     explain::{Explanation, Reason},
-    lane::{Lanes, State},
+    lane::{Arrived, Lanes, State},
     message::Item,
     stats::{Account, Counted, DispatcherStats},
     sync::lock,
 };
+
+/// What an audit saw, for the next one.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Audited {
+    /// Whether there is something that a worker could do now.
+    pub(crate) has_work: bool,
+    outstanding: u64,
+    /// Messages in the deepest lane.
+    deepest: u64,
+    lanes: u64,
+    arrived: Arrived,
+}
 
 impl<K, M> Dispatcher<K, M> {
     /// Runs `act` on the lanes with everything admitted, and wakes somebody if that left work.
@@ -140,11 +152,11 @@ impl<K, M> Dispatcher<K, M> {
         }
     }
 
-    /// Checks all that must be true here between two steps; says whether there is something that a worker could do now.
-    pub(crate) fn audit(&self, now: u64) -> Result<bool, String> {
+    /// Checks all that must be true here between two steps; `before` is what it saw the last time.
+    pub(crate) fn audit(&self, now: u64, before: &Audited) -> Result<Audited, String> {
         let inner = lock(&self.inner);
         let ingress = self.ingress();
-        inner.lanes.audit()?;
+        let deepest = inner.lanes.audit()?;
         let held = inner.lanes.waiting_messages() + inner.lanes.taken_messages();
         let outstanding = (held + inner.inbox.len() + ingress.buffer.len()) as u64;
         let released =
@@ -158,15 +170,30 @@ impl<K, M> Dispatcher<K, M> {
                 "accepted {accepted} = {released} settled or dropped + {outstanding} outstanding"
             ));
         }
-        let limit = self.limits.capacity + self.limits.reserve + self.moved_in.load(Ordering::Relaxed) as u64;
-        if outstanding > limit {
-            return Err(format!("{outstanding} outstanding, beyond {limit}"));
-        }
+        let (lanes, arrived) = (inner.lanes.lane_count() as u64, inner.lanes.arrived);
+        let messages_arrived = arrived.messages - before.arrived.messages;
+        let lanes_arrived = arrived.lanes - before.arrived.lanes;
+        let limit_of = |bound: Option<usize>| bound.map(|bound| bound as u64);
+        self.keeps(
+            "outstanding",
+            outstanding,
+            Some(self.limits.capacity),
+            before.outstanding + messages_arrived,
+        )?;
+        self.keeps("in one lane", deepest, limit_of(self.limits.lane), before.deepest + messages_arrived)?;
+        self.keeps("lanes", lanes, limit_of(self.limits.lanes), before.lanes + lanes_arrived)?;
         let open = !inner.stopped && !inner.lanes.paused && !inner.lanes.is_streaming();
         let pending = !inner.inbox.is_empty() || !ingress.buffer.is_empty();
         let due = inner.lanes.next_due().is_some_and(|due| due <= now);
         let ready = inner.lanes.has_ready() && inner.lanes.pace.is_none();
-        Ok(open && (pending || ready || due))
+        let has_work = open && (pending || ready || due);
+        Ok(Audited { has_work, outstanding, deepest, lanes, arrived })
+    }
+
+    /// Whether a bound holds, its reserve included. What a change of the topology brought may be beyond it, but then nothing else comes.
+    fn keeps(&self, what: &str, count: u64, bound: Option<u64>, brought: u64) -> Result<(), String> {
+        let limit = bound.map_or(u64::MAX, |bound| bound.saturating_add(self.limits.reserve));
+        if count <= limit.max(brought) { Ok(()) } else { Err(format!("{count} {what}, beyond {limit}")) }
     }
 
     /// When something is due here, if that is later.

@@ -3,8 +3,9 @@
 use super::{Lanes, State};
 
 impl<K, M> Lanes<K, M> {
-    /// The first thing that is not as it must be.
-    pub(crate) fn audit(&self) -> Result<(), String> {
+    /// The first thing that is not as it must be; or how many messages the deepest lane has.
+    pub(crate) fn audit(&self) -> Result<u64, String> {
+        let mut deepest = 0;
         let (mut running, mut deferred, mut parked, mut arriving) = (0, 0, 0, 0);
         let (mut ready, mut waiting, mut taken, mut aside) = (0, 0, 0, 0);
         for (&fingerprint, &id) in &self.table {
@@ -33,6 +34,7 @@ impl<K, M> Lanes<K, M> {
             ensure(!needs_head || !lane.waiting.is_empty(), || {
                 format!("lane {id} is {:?} without a head", lane.state)
             })?;
+            deepest = deepest.max(u64::from(messages));
             waiting += lane.waiting.len() as usize;
             taken += lane.taken as usize;
             aside += lane_aside as usize;
@@ -45,7 +47,8 @@ impl<K, M> Lanes<K, M> {
         agree("arriving lanes", arriving, self.arriving)?;
         agree("messages taken", taken + self.streaming, self.taken)?;
         agree("messages aside", aside, self.aside)?;
-        agree("messages in the slab", waiting + aside, self.waiting.len())
+        agree("messages in the slab", waiting + aside, self.waiting.len())?;
+        Ok(deepest)
     }
 }
 

@@ -37,7 +37,7 @@ mod stream;
 mod waiting;
 
 pub(crate) use hand::{Ending, Hand, Turn, Wants};
-pub(crate) use moving::Parcel;
+pub(crate) use moving::{Arrived, Parcel};
 pub(crate) use stream::Heat;
 
 use std::{
@@ -197,6 +197,8 @@ pub(crate) struct Lanes<K, M> {
     /// Messages in flight, and put aside.
     taken: usize,
     aside: usize,
+    /// What has ever come here from other dispatchers, beyond the bounds if need be.
+    pub(crate) arrived: Arrived,
     /// Messages that found their lane in flight.
     pub(crate) enqueued_due_to_busy: u64,
     /// The deepest that any lane has been.
@@ -225,6 +227,7 @@ impl<K, M> Lanes<K, M> {
             stream_keys: Vec::new(),
             taken: 0,
             aside: 0,
+            arrived: Arrived::default(),
             enqueued_due_to_busy: 0,
             max_pending_depth: 0,
         }

@@ -18,6 +18,13 @@ pub(crate) struct Parcel<K, M> {
     note: Option<String>,
 }
 
+/// How many lanes and messages have come to a dispatcher by changes of the topology.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Arrived {
+    pub(crate) lanes: u64,
+    pub(crate) messages: u64,
+}
+
 impl<K, M> Parcel<K, M> {
     /// How many messages it carries.
     pub(crate) fn messages(&self) -> u64 {
@@ -122,6 +129,8 @@ impl<K, M> Lanes<K, M> {
 
     /// Takes in a lane, or the part of it that was still missing, in front of what has come for it here in the meantime.
     pub(crate) fn arrive(&mut self, parcel: Parcel<K, M>, now: u64) {
+        self.arrived.lanes += 1;
+        self.arrived.messages += parcel.messages();
         let Parcel { fingerprint, waiting, aside, state, attempts, note, .. } = parcel;
         let known = self.table.get(&fingerprint).copied();
         let awaited = known.is_some_and(|id| self.lanes[id as usize].state == State::Arriving);

@@ -55,11 +55,12 @@ use crate::{
     Builder, Handle, Message, Outcome, Overflow, Refusal, ShutdownReport,
     builder::{HandlerKind, Spawn},
     clock::{Clock, nanos},
-    engine::{Patience, Shared},
+    dispatcher::{Audited, Dispatcher},
+    engine::{Layout, Patience, Shared},
     error::BuildError,
     lane::Ending,
     topology::check,
-    worker::{Look, Seat, Sleeper, Worker},
+    worker::{Inside, Look, Seat, Sleeper, Worker},
 };
 
 /// What goes wrong by itself, each with a probability from 0 to 1.
@@ -69,7 +70,7 @@ pub struct Faults {
     pub fail: f64,
     /// A worker dies with a turn in its hands, before it has run it, and is replaced.
     pub crash: f64,
-    /// A turn takes a hundred times as long.
+    /// A turn of a sync handler takes a hundred times as long as [`service`](Sim::service) says. Async handlers take the time that they sleep, whatever is said here.
     pub stall: f64,
 }
 
@@ -176,6 +177,9 @@ pub struct Sim<K, M> {
     faults: Faults,
     /// How many steps there are between two audits.
     audit_every: u64,
+    /// What the last one saw of each dispatcher, and how many messages were outstanding in an engine that counts them.
+    audited: Vec<(Arc<Dispatcher<K, M>>, Audited)>,
+    outstanding: Option<u64>,
     /// Which keys are in whose hands.
     in_flight: HashMap<u64, usize>,
     refused: Vec<Message<K, M>>,
@@ -231,6 +235,8 @@ where
             service: Box::new(|_, _, _| Duration::ZERO),
             faults: Faults::none(),
             audit_every: 1,
+            audited: Vec::new(),
+            outstanding: None,
             in_flight: HashMap::new(),
             refused: Vec::new(),
         };
@@ -265,14 +271,14 @@ where
         self.producers.push(Producer { messages, held: None, tried_at: (0, 0) });
     }
 
-    /// Does something with the engine at a given time.
+    /// Does something with the engine at a given time. A submission that would block is refused there as in a handler, with [`Refusal::FromHandler`].
     pub fn at(&mut self, when: Duration, operation: impl FnOnce(&Handle<K, M>) + 'static) {
         let when = nanos(when);
         let place = self.operations.partition_point(|(other, _)| *other <= when);
         self.operations.insert(place, (when, Box::new(operation)));
     }
 
-    /// The engine, to submit to and to operate at once. What would block is refused.
+    /// The engine, to submit to and to operate at once. A submission that blocks would do so for ever: [`try_submit`](Handle::try_submit) does not.
     pub fn handle(&self) -> &Handle<K, M> {
         &self.handle
     }
@@ -331,6 +337,8 @@ where
             Mover::Producer(producer) => self.submit_next(producer),
             Mover::Operation => {
                 if let Some((_, operation)) = self.operations.pop_front() {
+                    // Nobody else would take a step while it waited for room.
+                    let _inside = Inside::enter(self.shared().address());
                     operation(&self.handle);
                 }
             }
@@ -568,7 +576,7 @@ where
             task::{Context, Poll, Waker},
         };
         flight.waker.lower();
-        let inside = crate::worker::Inside::enter(self.shared().address());
+        let inside = Inside::enter(self.shared().address());
         let waker = Waker::from(flight.waker.clone());
         let polled =
             catch_unwind(AssertUnwindSafe(|| flight.future.as_mut().poll(&mut Context::from_waker(&waker))));
@@ -592,31 +600,53 @@ where
 
     // ── what must be true ──────────────────────────────────────────────────────────────────────────────────────────
 
-    fn audit(&self) -> Result<(), Violation> {
+    fn audit(&mut self) -> Result<(), Violation> {
         let now = self.time.in_nanos();
-        let layout = self.shared().layout.load();
+        let layout = self.shared().layout.load_full();
+        let mut audited = Vec::with_capacity(layout.dispatchers.len());
         for dispatcher in &layout.dispatchers {
-            let work = dispatcher.audit(now);
-            let work =
-                work.map_err(|what| self.violation(format!("dispatcher {:?}: {what}", dispatcher.name)))?;
+            let before = self.audited.iter().find(|(known, _)| Arc::ptr_eq(known, dispatcher));
+            let before = before.map(|(_, seen)| *seen).unwrap_or_default();
+            let seen = dispatcher.audit(now, &before);
+            let seen =
+                seen.map_err(|what| self.violation(format!("dispatcher {:?}: {what}", dispatcher.name)))?;
+            audited.push((dispatcher.clone(), seen));
             let mut serving = self
                 .actors
                 .iter()
                 .filter(|actor| actor.seat.serves().iter().any(|served| Arc::ptr_eq(served, dispatcher)));
-            if work && serving.clone().count() > 0 && serving.all(|actor| actor.sleeps_on(now)) {
+            if seen.has_work && serving.clone().count() > 0 && serving.all(|actor| actor.sleeps_on(now)) {
                 return Err(self
                     .violation(format!("work at {:?}, and everyone who serves it sleeps", dispatcher.name)));
             }
             self.audit_timekeeper(dispatcher)?;
         }
-        Ok(())
+        self.audited = audited;
+        self.audit_engine_bound(&layout)
+    }
+
+    /// The engine counts what is outstanding, and no more than it may have. It begins to count when there are enough dispatchers, perhaps with more than that.
+    fn audit_engine_bound(&mut self, layout: &Layout<K, M>) -> Result<(), Violation> {
+        let bound = &self.handle.shared.engine_bound;
+        if !bound.is_counting() {
+            return Ok(());
+        }
+        let all = layout.dispatchers.iter().chain(&layout.retired);
+        let (outstanding, counted) =
+            (all.map(|dispatcher| dispatcher.outstanding()).sum(), bound.outstanding());
+        let limit = bound.capacity.saturating_add(bound.reserve);
+        let before = self.outstanding.replace(outstanding).unwrap_or(u64::MAX);
+        if counted != outstanding {
+            return Err(self.violation(format!("{outstanding} outstanding, but the engine counts {counted}")));
+        }
+        match outstanding <= limit.max(before) {
+            true => Ok(()),
+            false => Err(self.violation(format!("{outstanding} outstanding in the engine, beyond {limit}"))),
+        }
     }
 
     /// Somebody will be up when the next timer is due.
-    fn audit_timekeeper(
-        &self,
-        dispatcher: &Arc<crate::dispatcher::Dispatcher<K, M>>,
-    ) -> Result<(), Violation> {
+    fn audit_timekeeper(&self, dispatcher: &Arc<Dispatcher<K, M>>) -> Result<(), Violation> {
         let Some(due) = dispatcher.next_due() else { return Ok(()) };
         let serves =
             |actor: &&Actor<K, M>| actor.seat.serves().iter().any(|served| Arc::ptr_eq(served, dispatcher));
