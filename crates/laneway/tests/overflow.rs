@@ -457,8 +457,10 @@ fn drop_oldest_can_take_whatever_has_not_started_also_where_messages_are_quick()
     assert_eq!((account.done, account.dropped), (50 * 64 + 64, 2));
 }
 
+type Set = fn(Builder<u64, u64>) -> Builder<u64, u64>;
+
 /// The bounds at which whatever is oldest makes room, each the only one that can be reached.
-const BOUNDS_BY_AGE: [(Bound, fn(Builder<u64, u64>) -> Builder<u64, u64>); 2] = [
+const BOUNDS_BY_AGE: [(Bound, Set); 2] = [
     (Bound::Engine, |b| b.ingress_capacity(64).worker_queue_capacity(1_000)),
     (Bound::Dispatcher, |b| b.worker_queue_capacity(64)),
 ];
@@ -529,7 +531,6 @@ fn what_drop_oldest_leaves_under_load_is_in_order_and_the_rest_was_dropped_once(
 
 #[test]
 fn an_eviction_tells_those_who_wait_for_room_in_its_lane_or_for_a_lane() {
-    type Set = fn(Builder<u64, u64>) -> Builder<u64, u64>;
     // Both the engine and the dispatcher may evict, while the bound that looks at lanes lets its submitters wait.
     let bounds: [(Bound, Set, (u64, u64)); 3] = [
         (Bound::Lane, |b| b.worker_queue_capacity(3).lane_capacity(1), (1, 1)),
