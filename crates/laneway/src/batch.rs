@@ -1,4 +1,4 @@
-//! Many messages at once: sorted by dispatcher without a lock, then handed over under one lock for all that go to the same.
+//! Many messages at once: sorted by dispatcher without a lock, then handed over in pieces, each under one lock.
 //!
 //! A batch is what a submitter has at hand, and may be of any length. Its messages are packed as they will travel ([`Packed`]) while they are sorted into
 //! bins, one for each dispatcher; a bin that is full is handed over before the next message is asked for. So a batch of a million takes no more memory than
@@ -11,6 +11,11 @@
 //! The message for which there is no room goes the way of a single one, by the policy of the bound that it meets, and may wait there. Once it is in, the rest of
 //! its bin is handed over as before. If it is refused, so are all later messages of its key (contract 6), and from then on every message of the
 //! batch goes by itself, because somebody has to look at its key.
+//!
+//! # What a change of the topology does to a batch
+//!
+//! The first bin that is handed over afterwards learns of it. Everything that was sorted for the old layout goes to where it belongs now, message by message, and before
+//! anything that is sorted for the new one: of a key, what is older goes first.
 
 use std::{
     hash::Hash,
@@ -23,9 +28,9 @@ use crate::{
     engine::{Patience, Shared},
     error::Refusal,
     lane::ByFingerprint,
-    message::{CHUNK, Item, Message, Packed, Priority},
+    message::{CHUNK, Item, Kind, Message, Packed, Priority},
     placement::ByHash,
-    sync::{ShortLock, lock_short},
+    sync::{Padded, ShortLock, lock_short},
 };
 
 /// How many sets of bins are kept. More submitters than this at the same time, and some allocate.
@@ -38,19 +43,36 @@ const BYTES_KEPT: usize = 256 * 1_024;
 #[derive(Debug)]
 pub(crate) struct Bin<K, M> {
     pub(crate) packed: Vec<Packed<K, M>>,
+    /// Whether the first of them is the last in `packed`. A dispatcher that is full takes them one at a time, and each must not move all the others.
+    pub(crate) reversed: bool,
     /// Whether there is one whose priority is not the normal one.
     pub(crate) urgent: bool,
 }
 
 impl<K, M> Bin<K, M> {
     fn new() -> Self {
-        Bin { packed: Vec::new(), urgent: false }
+        Bin { packed: Vec::new(), reversed: false, urgent: false }
     }
 
     #[inline(always)]
     fn push(&mut self, fingerprint: u64, message: Message<K, M>) {
         self.urgent |= message.priority != Priority::Normal;
         self.packed.push(Packed::pack(Item { fingerprint, accepted_at: 0, message }));
+    }
+
+    /// The next message by itself.
+    fn pop(&mut self) -> Option<Packed<K, M>> {
+        if !self.reversed {
+            self.packed.reverse();
+            self.reversed = true;
+        }
+        self.packed.pop()
+    }
+
+    /// Their kinds, in order.
+    pub(crate) fn kinds(&self) -> impl Iterator<Item = Kind> {
+        let all = self.packed.len();
+        (0..all).map(move |place| self.packed[if self.reversed { all - 1 - place } else { place }].kind())
     }
 }
 
@@ -71,13 +93,13 @@ impl<K, M> Bins<K, M> {
     }
 }
 
-/// Empty bins, for the next batch.
+/// Empty bins, for the next batch. Every submitter of batches comes by twice, and its neighbours in memory are read by all.
 #[derive(Debug)]
-pub(crate) struct SpareBins<K, M>(ShortLock<Vec<Bins<K, M>>>);
+pub(crate) struct SpareBins<K, M>(Padded<ShortLock<Vec<Bins<K, M>>>>);
 
 impl<K, M> Default for SpareBins<K, M> {
     fn default() -> Self {
-        SpareBins(ShortLock::new(Vec::new()))
+        SpareBins(Padded(ShortLock::new(Vec::new())))
     }
 }
 
@@ -106,31 +128,56 @@ struct Progress<K, M> {
 }
 
 impl<K: Hash, M> Shared<K, M> {
-    pub(crate) fn submit_batch(&self, messages: impl Iterator<Item = Message<K, M>>) -> BatchReport<K, M> {
+    pub(crate) fn submit_batch(
+        &self,
+        mut messages: impl Iterator<Item = Message<K, M>>,
+    ) -> BatchReport<K, M> {
         let mut progress = Progress { report: BatchReport::default(), refused: ByFingerprint::default() };
-        if !self.direct
-            || !self.by_hash
-            || self.engine_bound.is_counting()
-            || self.closed.load(Ordering::Acquire)
-        {
-            messages.for_each(|message| self.submit_next(self.arrive(message), &mut progress));
-            return progress.report;
+        // Once more for every change of the layout in the middle of it.
+        while let Some(mut set) = self.bins() {
+            let ended = self.sort(&mut messages, &mut set, &mut progress);
+            for (bin, dispatcher) in set.bins.iter_mut().zip(&set.dispatchers) {
+                set.stale |= !self.hand_over(bin, dispatcher, set.epoch, &mut progress);
+            }
+            self.spare_bins.give_back(set);
+            if ended {
+                return progress.report;
+            }
         }
-        let mut set = self.spare_bins.lend().unwrap_or_else(|| self.new_bins());
+        messages.for_each(|message| self.submit_next(self.arrive(message), &mut progress));
+        progress.report
+    }
+
+    /// Sorts messages and hands over the bins that are full, until there are no more, or the layout is another one. Says whether there are no more.
+    #[inline(always)]
+    fn sort(
+        &self,
+        messages: &mut impl Iterator<Item = Message<K, M>>,
+        set: &mut Bins<K, M>,
+        progress: &mut Progress<K, M>,
+    ) -> bool {
         for message in messages {
             let fingerprint = self.fingerprint(&message.key);
             let place = ByHash::index(fingerprint, set.bins.len());
             let bin = &mut set.bins[place];
             bin.push(fingerprint, message);
-            if bin.packed.len() >= CHUNK {
-                set.stale |= !self.hand_over(bin, &set.dispatchers[place], set.epoch, &mut progress);
+            if bin.packed.len() >= CHUNK && !self.hand_over(bin, &set.dispatchers[place], set.epoch, progress)
+            {
+                set.stale = true;
+                return false;
             }
         }
-        for (bin, dispatcher) in set.bins.iter_mut().zip(&set.dispatchers) {
-            set.stale |= !self.hand_over(bin, dispatcher, set.epoch, &mut progress);
+        true
+    }
+
+    /// Where a batch can be sorted now, if every message need not be looked at by itself.
+    #[inline(always)]
+    fn bins(&self) -> Option<Bins<K, M>> {
+        let by_place = self.direct && self.by_hash;
+        if !by_place || self.engine_bound.is_counting() || self.closed.load(Ordering::Acquire) {
+            return None;
         }
-        self.spare_bins.give_back(set);
-        progress.report
+        Some(self.spare_bins.lend().unwrap_or_else(|| self.new_bins()))
     }
 
     fn new_bins(&self) -> Bins<K, M> {
@@ -152,7 +199,7 @@ impl<K: Hash, M> Shared<K, M> {
         while !bin.packed.is_empty() {
             let mut singly = bin.packed.len();
             if current && progress.refused.is_empty() {
-                match dispatcher.offer_batch(bin, epoch, &self.clock) {
+                match dispatcher.offer_batch(bin, epoch, &self.engine_bound, &self.clock) {
                     Some((taken, wake)) => {
                         progress.report.accepted += taken;
                         if let Some(sleeper) = wake {
@@ -163,11 +210,13 @@ impl<K: Hash, M> Shared<K, M> {
                     None => current = false,
                 }
             }
-            for packed in bin.packed.drain(..singly) {
-                self.submit_next(packed.unpack(0), progress);
+            for _ in 0..singly {
+                if let Some(packed) = bin.pop() {
+                    self.submit_next(packed.unpack(0), progress);
+                }
             }
         }
-        bin.urgent = false;
+        (bin.reversed, bin.urgent) = (false, false);
         current
     }
 

@@ -8,6 +8,8 @@ use std::{
     mem::{MaybeUninit, replace, swap, take},
 };
 
+use crate::batch::Bin;
+
 /// A message on its way: `body` is handled in order with all others of the same `key`.
 ///
 /// Most submitters write `(key, body)`, which turns into an event of normal priority.
@@ -305,20 +307,26 @@ impl<K, M> Arrivals<K, M> {
         self.packed.push(Packed::pack(item));
     }
 
-    /// The first `count` of a batch, at least one. If any is timed it is the very first.
-    pub(crate) fn append(&mut self, batch: &mut Vec<Packed<K, M>>, count: usize, accepted_at: u64) {
+    /// The first `count` of a bin, at least one. If any is timed it is the very first.
+    pub(crate) fn append(&mut self, bin: &mut Bin<K, M>, count: usize, accepted_at: u64) {
         if self.packed.len() == CHUNK {
             self.prepare();
         }
-        if accepted_at > 0 {
-            batch[0].mark |= TIMED;
-            self.times.push(accepted_at);
-        }
+        let mut timed = (accepted_at > 0).then_some(self.packed.len());
         let mut left = count;
         loop {
             let fits = left.min(CHUNK - self.packed.len());
-            self.packed.extend(batch.drain(..fits));
+            if bin.reversed {
+                let last = bin.packed.len() - fits;
+                self.packed.extend(bin.packed.drain(last..).rev());
+            } else {
+                self.packed.extend(bin.packed.drain(..fits));
+            }
             left -= fits;
+            if let Some(place) = timed.take() {
+                self.packed[place].mark |= TIMED;
+                self.times.push(accepted_at);
+            }
             if left == 0 {
                 return;
             }
@@ -539,10 +547,14 @@ mod tests {
         for count in (0..40).chain([CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5]).cycle().take(150) {
             for place in 0..count {
                 if place % 7 == 6 {
-                    let mut batch: Vec<_> = (0..place as u64)
+                    let packed = (0..place as u64)
                         .map(|later| Packed::pack(Item { accepted_at: 0, ..next(sent + later) }))
                         .collect();
-                    arrivals.append(&mut batch, place, 0);
+                    let mut bin = Bin { packed, reversed: place % 2 == 0, urgent: false };
+                    if bin.reversed {
+                        bin.packed.reverse();
+                    }
+                    arrivals.append(&mut bin, place, 0);
                     sent += place as u64;
                 } else {
                     arrivals.push(next(sent));
@@ -574,10 +586,10 @@ mod tests {
     fn the_time_of_a_batch_is_that_of_its_first() {
         let mut arrivals = Arrivals::new();
         arrivals.push(item(0, Kind::Event, Priority::Normal, 0));
-        let mut batch: Vec<_> =
-            (1..5).map(|key| Packed::pack(item(key, Kind::Event, Priority::Normal, 0))).collect();
-        arrivals.append(&mut batch, 3, 7);
-        assert_eq!(batch.len(), 1, "as many as it was told");
+        let packed = (1..5).map(|key| Packed::pack(item(key, Kind::Event, Priority::Normal, 0))).collect();
+        let mut bin = Bin { packed, reversed: false, urgent: false };
+        arrivals.append(&mut bin, 3, 7);
+        assert_eq!(bin.packed.len(), 1, "as many as it was told");
         let mut inbox = Inbox::new();
         inbox.refill(&mut arrivals);
         let times: Vec<u64> = std::iter::from_fn(|| inbox.pop()).map(|item| item.accepted_at).collect();

@@ -116,3 +116,39 @@ fn a_batch_that_was_sorted_for_another_layout_is_sorted_again() {
     };
     assert!(names("third") && names("fourth"), "the new dispatchers have their part");
 }
+
+/// From there on a batch has to look at every message by itself.
+#[test]
+fn a_change_in_the_middle_of_a_batch_that_makes_the_bound_of_the_engine_count_is_heeded_by_the_rest_of_it() {
+    let engine = Engine::builder()
+        .topology(Topology::partitioned(2, 1))
+        .ingress_capacity(2_000)
+        .worker_queue_capacity(1_000)
+        .overflow(Overflow::Reject)
+        .handle(|_, _: &mut u64| ())
+        .build()
+        .unwrap();
+    for name in ["partition-0", "partition-1"] {
+        assert!(engine.pause(name));
+    }
+    let report = engine.submit_batch((0..10_000).map(|key| {
+        if key == 500 {
+            engine.add_dispatcher("third", &["partition-0/0"]).unwrap();
+            assert!(engine.pause("third"));
+        }
+        (key, 0)
+    }));
+    let snapshot = engine.snapshot();
+    assert_eq!((report.accepted, snapshot.account.accepted), (2_000, 2_000), "the bound of the engine");
+    assert_eq!(report.refused.len(), 8_000);
+    assert!(snapshot.dispatchers.iter().all(|dispatcher| dispatcher.account.accepted > 100));
+    // All places come back, and no more.
+    for name in ["partition-0", "partition-1", "third"] {
+        assert!(engine.unpause(name));
+    }
+    assert!(engine.wait_quiet(DEADLINE));
+    for name in ["partition-0", "partition-1", "third"] {
+        assert!(engine.pause(name));
+    }
+    assert_eq!(engine.submit_batch((0..10_000).map(|key| (key, 1))).accepted, 2_000);
+}

@@ -31,7 +31,7 @@ use crate::{
     clock::Clock,
     error::Refusal,
     lane::{Ending, Hand, Heat, Lanes, Pace, Parcel, Wants},
-    message::{Chunk, Inbox, Item, Kind, Message, Packed, Priority},
+    message::{Chunk, Inbox, Item, Kind, Message, Priority},
     stats::{Counted, Tally},
     sync::{
         AtomicU64, AtomicUsize, Mutex, MutexGuard, Padded, ShortGuard, ShortLock, lock, lock_short, try_lock,
@@ -369,16 +369,18 @@ impl<K, M> Dispatcher<K, M> {
     }
 
     /// Offers the messages of a bin, in order, as far as there is room; gives back how many were taken. They are removed from the bin. Nothing if it is closed, or was
-    /// chosen by another layout.
+    /// chosen by another layout, or each message has to take a place in the engine's bound.
     pub(crate) fn offer_batch(
         &self,
         bin: &mut Bin<K, M>,
         epoch: u64,
+        bound: &EngineBound,
         clock: &Clock,
     ) -> Option<(usize, Option<Sleeper>)> {
         let mut ingress = self.ingress();
         debug_assert!(!self.limits.look_at_key() && !self.limits.load_counts, "batches are for others");
-        if ingress.closed || ingress.epoch != epoch {
+        // Looked at last: a change that makes the engine's own bound count does so before it lets anybody see its epoch here.
+        if ingress.closed || ingress.epoch != epoch || bound.is_counting() {
             return None;
         }
         let count = self.fitting(&mut ingress, bin);
@@ -408,7 +410,7 @@ impl<K, M> Dispatcher<K, M> {
         ingress.released_seen = self.released.load(Ordering::Acquire);
         let here = ingress.accepted - ingress.released_seen;
         let fits = |(place, kind): (u64, Kind)| here + place < self.limits.capacity_for(kind);
-        (0..).zip(bin.packed.iter().map(Packed::kind)).take_while(|&next| fits(next)).count()
+        (0..).zip(bin.kinds()).take_while(|&next| fits(next)).count()
     }
 
     #[inline(always)]
@@ -458,7 +460,7 @@ impl<K, M> Dispatcher<K, M> {
         if ingress.buffer.is_empty() {
             self.hints().waiting.store(1, Ordering::Relaxed);
         }
-        ingress.buffer.append(&mut bin.packed, count, accepted_at);
+        ingress.buffer.append(bin, count, accepted_at);
     }
 
     /// The slow way in: everything that came before is admitted, so that the bounds that look at a lane, and the eviction of the
