@@ -5,6 +5,7 @@
 //! document 003's ring and document 000's queues did not see once a consumer had drained them.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     sync::{Arc, atomic::Ordering},
     task::{Wake, Waker},
@@ -244,10 +245,14 @@ pub(crate) struct Room {
     opened: Condvar,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Turnstile {
     announcements: u64,
-    wakers: Vec<Waker>,
+    /// Of the tasks that wait, by their tickets, so that the longest waiting is woken first, and one that gives up leaves nothing behind.
+    wakers: BTreeMap<u64, Waker>,
+    /// How many tickets were ever given out.
+    #[cfg(feature = "tokio")]
+    tickets: u64,
 }
 
 /// A cancelled submitter wakes everyone in the room: the others look, and go back to sleep.
@@ -262,6 +267,8 @@ impl Wake for Room {
 pub(crate) struct Entered {
     room: Arc<Room>,
     seen: u64,
+    /// Of its waker, if it has left one.
+    ticket: Option<u64>,
 }
 
 impl Room {
@@ -269,7 +276,7 @@ impl Room {
         Room {
             waiting: Padded(AtomicUsize::new(0)),
             mark: AtomicU64::new(u64::MAX),
-            turnstile: Mutex::new(Turnstile { announcements: 0, wakers: Vec::new() }),
+            turnstile: Mutex::new(Turnstile::default()),
             opened: Condvar::new(),
         }
     }
@@ -279,7 +286,7 @@ impl Room {
         let seen = lock(&self.turnstile).announcements;
         self.mark.fetch_min(mark, Ordering::AcqRel);
         self.waiting.fetch_add(1, Ordering::AcqRel);
-        Entered { room: self.clone(), seen }
+        Entered { room: self.clone(), seen, ticket: None }
     }
 
     /// Called after room was made: wakes the submitters if what they asked for has been released.
@@ -304,7 +311,7 @@ impl Room {
         let wakers = std::mem::take(&mut turnstile.wakers);
         drop(turnstile);
         self.opened.notify_all();
-        wakers.into_iter().for_each(Waker::wake);
+        wakers.into_values().for_each(Waker::wake);
     }
 }
 
@@ -317,16 +324,18 @@ impl Entered {
         }
     }
 
-    /// Leaves a waker for the next announcement. True if that has come already.
+    /// Leaves a waker for the next announcement, once. True if that has come already.
     #[cfg(feature = "tokio")]
-    pub(crate) fn wait_async(&self, waker: &Waker) -> bool {
+    pub(crate) fn wait_async(&mut self, waker: &Waker) -> bool {
+        debug_assert!(self.ticket.is_none(), "its waker is known already");
         let mut turnstile = lock(&self.room.turnstile);
         if turnstile.announcements != self.seen {
             return true;
         }
-        if !turnstile.wakers.iter().any(|known| known.will_wake(waker)) {
-            turnstile.wakers.push(waker.clone());
-        }
+        turnstile.tickets += 1;
+        let ticket = turnstile.tickets;
+        turnstile.wakers.insert(ticket, waker.clone());
+        self.ticket = Some(ticket);
         false
     }
 }
@@ -334,6 +343,11 @@ impl Entered {
 impl Drop for Entered {
     fn drop(&mut self) {
         self.room.waiting.fetch_sub(1, Ordering::AcqRel);
+        if let Some(ticket) = self.ticket {
+            // Dropped when the lock is not held any more: it may be the last of its task, which may be in here itself.
+            let waker = lock(&self.room.turnstile).wakers.remove(&ticket);
+            drop(waker);
+        }
     }
 }
 

@@ -615,7 +615,7 @@ impl<K: Hash, M> Shared<K, M> {
                 return Poll::Ready(self.refuse(full, Refusal::TimedOut(bound), Some(&dispatcher)));
             }
             let room = self.room(bound, &dispatcher);
-            let entered = room.enter(self.mark(bound, &dispatcher));
+            let mut entered = room.enter(self.mark(bound, &dispatcher));
             let announced = entered.wait_async(context.waker());
             // The look after the entry, as above.
             let here = match self.attempt(full) {

@@ -15,6 +15,7 @@ use std::{
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
         mpsc,
     },
+    task::{Context, Poll, Wake, Waker},
     time::{Duration, Instant},
 };
 
@@ -800,4 +801,53 @@ fn slots_can_be_added_and_removed() {
     assert_eq!(engine.snapshot().account.done, 3);
     engine.remove_worker("second").unwrap();
     assert_eq!(engine.snapshot().workers.len(), 2);
+}
+
+/// Somebody who waits to be woken, and counts.
+#[derive(Default)]
+struct Woken(AtomicUsize);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Relaxed);
+    }
+}
+
+/// A server that gives each request a second, in a task of its own, while nothing goes on: every task that has ended must be let go of.
+#[test]
+fn a_submission_that_gives_up_leaves_nothing_behind() {
+    let engine = Engine::<u64, u64>::builder()
+        .topology(Topology::pool(1))
+        .worker_queue_capacity(1)
+        .handle(|_, _| ())
+        .build()
+        .unwrap();
+    assert!(engine.pause("pool-0"));
+    send(&engine, [(1, 0)]);
+    let submit = |woken: &Arc<Woken>| {
+        let handle = engine.handle();
+        let mut submission = Box::pin(async move { handle.submit_async((1, 1)).await });
+        for _ in 0..3 {
+            let waker = Waker::from(woken.clone());
+            assert!(submission.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        submission
+    };
+    let stays = Arc::new(Woken::default());
+    let mut waiting = submit(&stays);
+    for _ in 0..1_000 {
+        let woken = Arc::new(Woken::default());
+        let submission = submit(&woken);
+        assert_eq!(Arc::strong_count(&woken), 2, "one waker, however often it was polled");
+        drop(submission);
+        assert_eq!((Arc::strong_count(&woken), woken.0.load(Relaxed)), (1, 0), "and none when it is gone");
+    }
+    assert_eq!(stays.0.load(Relaxed), 0, "nothing has happened that it should know of");
+    assert!(engine.unpause("pool-0"));
+    eventually("who still waits is woken", || stays.0.load(Relaxed) > 0);
+    assert!(engine.wait_quiet(DEADLINE));
+    let waker = Waker::from(stays.clone());
+    let answer = waiting.as_mut().poll(&mut Context::from_waker(&waker));
+    assert_eq!(answer, Poll::Ready(Ok(Admission::Accepted)));
+    assert!(engine.wait_quiet(DEADLINE));
 }
