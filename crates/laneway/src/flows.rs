@@ -12,7 +12,8 @@
 //! flow of the same key at any time. A flow that is never finished goes by its time-to-live, once nothing of it is outstanding.
 
 use std::{
-    collections::VecDeque,
+    cmp::Reverse,
+    collections::{BinaryHeap, VecDeque},
     sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     time::Duration,
 };
@@ -33,9 +34,10 @@ use crate::{
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flows {
-    /// A flow that has had no message for this long is released, if nothing of it is outstanding.
+    /// A flow that has had no message for this long is released, if nothing of it is outstanding. (If something is, it is looked at again after the same time.)
     pub time_to_live: Duration,
-    /// No more flows than this are remembered while idle; beyond it the one that has been idle longest is released early.
+    /// No more flows than this are remembered while idle; beyond it those that have been idle longest are released early. (Keys are kept in 64 parts. Each
+    /// message looks at the part of its own key, and releases the longest idle flow there.)
     pub max: usize,
 }
 
@@ -58,21 +60,24 @@ struct Mapping {
     outstanding: u32,
     /// How many messages were ever placed by it and not refused.
     messages: u64,
+    /// How many of them were control messages.
+    controls: u64,
     /// A finish has been accepted.
     finished: bool,
     /// It was made by a late event, so nobody will finish it.
     late: bool,
+    /// When it last had a message, or was last seen with one outstanding.
     touched: u64,
-    /// Tells its entry among the expiries from those of earlier mappings of the same key.
+    /// Tells its note from those of earlier mappings of the same key.
     stamp: u64,
 }
 
 #[derive(Debug, Default)]
 struct Shard {
     mappings: ByFingerprint<Mapping>,
-    /// Which mapping to look at next for its time-to-live, and when: one entry per mapping, and at most as many again of
-    /// mappings that are gone.
-    expiries: VecDeque<Expiry>,
+    /// Since when mappings have been idle, as it was when that was noted: one note per mapping, and at most as many again of
+    /// mappings that are gone. None has been idle for longer than its note says, so the first whose note is still true is the one that has been idle longest.
+    notes: BinaryHeap<Reverse<Note>>,
     stamp: u64,
     tombstones: VecDeque<u64>,
     /// What the queue above holds, to be found.
@@ -81,11 +86,12 @@ struct Shard {
     epoch: u64,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Expiry {
-    due: u64,
-    fingerprint: u64,
+/// Compared by time; of two at the same time the older mapping is first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Note {
+    since: u64,
     stamp: u64,
+    fingerprint: u64,
 }
 
 /// The mappings of an engine.
@@ -114,6 +120,8 @@ pub(crate) enum Placing {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Placed {
     kind: Kind,
+    /// Which control message of its mapping it is, if it is one.
+    control: u64,
     /// Whether the flow was finished before, and by a late event.
     before: (bool, bool),
     late: bool,
@@ -157,6 +165,7 @@ impl Mappings {
                 dispatcher,
                 outstanding: 0,
                 messages: 0,
+                controls: 0,
                 finished: late,
                 late,
                 touched: now,
@@ -164,13 +173,14 @@ impl Mappings {
             };
             shard.mappings.insert(fingerprint, mapping);
             self.count.fetch_add(1, Relaxed);
-            if let Some(flows) = &self.flows {
-                shard.expect(now.saturating_add(nanos(flows.time_to_live)), fingerprint, stamp);
+            if self.flows.is_some() {
+                shard.note(now, fingerprint, stamp);
             }
         }
         let mapping = shard.mappings.get_mut(&fingerprint).expect("found or made");
         mapping.outstanding += 1;
         mapping.messages += 1;
+        mapping.controls += u64::from(kind.is_control());
         mapping.touched = now;
         let before = (mapping.finished, mapping.late);
         let late = mapping.finished && kind == Kind::Event;
@@ -182,7 +192,7 @@ impl Mappings {
         if late {
             self.late.fetch_add(1, Relaxed);
         }
-        Placing::At(mapping.dispatcher, Some(Placed { kind, before, late }))
+        Placing::At(mapping.dispatcher, Some(Placed { kind, control: mapping.controls, before, late }))
     }
 
     /// The message was refused after all.
@@ -191,7 +201,11 @@ impl Mappings {
         if let Some(mapping) = shard.mappings.get_mut(&fingerprint) {
             mapping.messages -= 1;
             if placed.kind.is_control() {
-                (mapping.finished, mapping.late) = placed.before;
+                // A control message of another submitter that came later has the last word.
+                if mapping.controls == placed.control {
+                    (mapping.finished, mapping.late) = placed.before;
+                }
+                mapping.controls -= 1;
             }
         }
         if placed.late {
@@ -250,19 +264,23 @@ impl Mappings {
 
     fn expire(&self, shard: &mut Shard, flows: &Flows, now: u64, most: usize, mut gone: impl FnMut(usize)) {
         let ttl = nanos(flows.time_to_live);
-        let looks = most.min(shard.expiries.len());
+        let looks = most.min(shard.notes.len());
         for _ in 0..looks {
             let too_many = self.count.load(Relaxed) > flows.max;
-            let Some(&Expiry { due, fingerprint, stamp }) = shard.expiries.front() else { return };
-            if due > now && !too_many {
+            let Some(&Reverse(Note { since, stamp, fingerprint })) = shard.notes.peek() else { return };
+            if since.saturating_add(ttl) > now && !too_many {
                 return;
             }
-            shard.expiries.pop_front();
-            let mapping = shard.mappings.get(&fingerprint).filter(|mapping| mapping.stamp == stamp);
+            shard.notes.pop();
+            let mapping = shard.mappings.get_mut(&fingerprint).filter(|mapping| mapping.stamp == stamp);
             let Some(mapping) = mapping else { continue };
-            let due = mapping.touched.saturating_add(ttl);
-            if mapping.outstanding > 0 || (due > now && !too_many) {
-                shard.expect(due.max(now.saturating_add(1)), fingerprint, stamp);
+            if mapping.outstanding > 0 {
+                mapping.touched = now;
+            }
+            let touched = mapping.touched;
+            if mapping.outstanding > 0 || touched > since {
+                // It is not idle, or has not been for as long as was noted.
+                shard.note(touched, fingerprint, stamp);
                 continue;
             }
             let mapping = shard.mappings.remove(&fingerprint).expect("just seen");
@@ -287,13 +305,14 @@ impl Mappings {
 }
 
 impl Shard {
-    /// Notes when to look at a mapping, and forgets the notes of those that are gone when they are more than the others.
-    fn expect(&mut self, due: u64, fingerprint: u64, stamp: u64) {
-        self.expiries.push_back(Expiry { due, fingerprint, stamp });
-        if self.expiries.len() > 2 * self.mappings.len() + 64 {
-            let current =
-                |note: &Expiry| self.mappings.get(&note.fingerprint).is_some_and(|m| m.stamp == note.stamp);
-            self.expiries.retain(current);
+    /// Notes since when a mapping has been idle, and forgets the notes of those that are gone when they are more than the others.
+    fn note(&mut self, since: u64, fingerprint: u64, stamp: u64) {
+        self.notes.push(Reverse(Note { since, stamp, fingerprint }));
+        if self.notes.len() > 2 * self.mappings.len() + 64 {
+            let current = |Reverse(note): &Reverse<Note>| {
+                self.mappings.get(&note.fingerprint).is_some_and(|m| m.stamp == note.stamp)
+            };
+            self.notes.retain(current);
         }
     }
 
@@ -367,5 +386,63 @@ mod tests {
         assert_eq!(mappings.expire_all(4, |_| ()), 1, "one too many");
         assert_eq!(mappings.find(EARLIER), None, "the one that has been idle longest went");
         assert_eq!(mappings.find(LATER), Some(0), "and not the new flow of a key that had one before");
+    }
+
+    #[test]
+    fn pitfall_000_3_beyond_the_cap_the_flow_that_has_been_idle_longest_goes_and_none_that_is_busy() {
+        for time_to_live in [Duration::from_secs(1), Duration::MAX] {
+            let mappings = Mappings::new(Some(Flows { time_to_live, max: 2 }));
+            // All keys are in one shard. The oldest has a message again, the next one has one outstanding.
+            place(&mappings, 1, Kind::Start, 0);
+            mappings.place(2, Kind::Start, 0, 1, || Some(0), |_| ());
+            place(&mappings, 3, Kind::Start, 2);
+            place(&mappings, 4, Kind::Start, 3);
+            place(&mappings, 1, Kind::Event, 4);
+            assert_eq!(mappings.expire_all(5, |_| ()), 2, "as many as it may remember");
+            let left = [1, 2, 3, 4].map(|key| mappings.find(key).is_some());
+            assert_eq!(left, [true, true, false, false], "one was used last, and one is busy");
+            mappings.release(2, 1, |_| ());
+            place(&mappings, 1, Kind::Event, 6);
+            place(&mappings, 5, Kind::Start, 7);
+            assert_eq!(mappings.expire_all(8, |_| ()), 2);
+            let left = [1, 2, 5].map(|key| mappings.find(key).is_some());
+            assert_eq!(left, [true, false, true], "now that nothing of it is outstanding it may go");
+        }
+    }
+
+    /// Two looks per message are all there are, and those that are busy must not take them all.
+    #[test]
+    fn flows_that_stay_busy_keep_none_that_is_idle_beyond_the_cap() {
+        let mappings = Mappings::new(Some(Flows { time_to_live: Duration::from_secs(1), max: 8 }));
+        for key in 0..4 {
+            mappings.place(key, Kind::Start, 0, 0, || Some(0), |_| ());
+        }
+        for key in 4..1_000 {
+            mappings.expire_some(key, key, |_| ());
+            place(&mappings, key, Kind::Start, key);
+            assert!(mappings.count.load(Relaxed) <= 12, "at {key}");
+        }
+        assert!((0..4).all(|key| mappings.find(key).is_some()));
+    }
+
+    #[test]
+    fn pitfall_000_8_a_refused_start_does_not_undo_another_that_was_accepted_meanwhile() {
+        let mappings = Mappings::new(Some(Flows { time_to_live: Duration::from_secs(1), max: 9 }));
+        let placed = |kind| match mappings.place(1, kind, 0, 0, || Some(0), |_| ()) {
+            Placing::At(0, Some(placed)) => placed,
+            elsewhere => panic!("{elsewhere:?}"),
+        };
+        placed(Kind::Finish);
+        let (refused, _accepted) = (placed(Kind::Start), placed(Kind::Start));
+        mappings.undo(1, refused, |_| ());
+        placed(Kind::Event);
+        assert_eq!(mappings.late(), 0, "the flow that the other one opened goes on");
+        // The other way round the first state comes back.
+        placed(Kind::Finish);
+        let (first, second) = (placed(Kind::Start), placed(Kind::Start));
+        mappings.undo(1, second, |_| ());
+        mappings.undo(1, first, |_| ());
+        placed(Kind::Event);
+        assert_eq!(mappings.late(), 1, "it is finished, as before");
     }
 }
