@@ -246,6 +246,7 @@ where
         let added = new.dispatchers.iter().filter(|dispatcher| old.position(&dispatcher.name).is_none());
         let mut added: Vec<_> =
             added.map(|dispatcher| (dispatcher.name.clone(), dispatcher.lock_for_change())).collect();
+        self.detour.store(true, Ordering::Release);
         let mut parcels = Vec::new();
         for (place, dispatcher) in old.dispatchers.iter().enumerate() {
             let here = new.position(&dispatcher.name);

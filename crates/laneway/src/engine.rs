@@ -163,6 +163,8 @@ pub(crate) struct Shared<K, M> {
     pub(crate) needs_keys: bool,
     /// Loom's under `--cfg loom`: who has looked at it and who has not is part of the protocol of the end.
     pub(crate) closed: crate::sync::AtomicBool,
+    /// The first layout is not the current one any more, or the engine is closed (raised before `closed` is): to try the short way in would be in vain.
+    pub(crate) detour: crate::sync::AtomicBool,
     /// Turns shall end after the message that they are handling.
     pub(crate) give_way: AtomicBool,
     /// Workers that have settled messages and not yet told the mappings. The engine is not quiet before they have.
@@ -240,6 +242,7 @@ impl<K, M> Shared<K, M> {
             unmapping: AtomicUsize::new(0),
             quiet: Arc::new(Room::new()),
             changing: Mutex::new(()),
+            detour: crate::sync::AtomicBool::new(false),
             spawn,
             limits,
         }
@@ -298,7 +301,7 @@ impl<K: Hash, M> Shared<K, M> {
     ) -> Result<Admission, Refused<K, M>> {
         let Message { key, body, kind, priority } = message;
         let cancelled = matches!(&patience, Patience::Cancellable(cancel) if cancel.is_cancelled());
-        let Some(bits) = self.direct_bits.filter(|_| !cancelled && !self.closed.load(Ordering::Acquire))
+        let Some(bits) = self.direct_bits.filter(|_| !cancelled && !self.detour.load(Ordering::Acquire))
         else {
             return self.submit_placed(Message { key, body, kind, priority }, patience);
         };
@@ -330,7 +333,7 @@ impl<K: Hash, M> Shared<K, M> {
         let cancelled = matches!(&patience, Patience::Cancellable(cancel) if cancel.is_cancelled());
         if self.direct
             && !cancelled
-            && !self.closed.load(Ordering::Acquire)
+            && !self.detour.load(Ordering::Acquire)
             && let Some(dispatcher) = self.first_home(&arrival)
         {
             match dispatcher.push_direct(arrival, 0, &self.clock) {

@@ -23,6 +23,7 @@ impl<K, M> Shared<K, M> {
     /// Step 1: no more messages.
     pub(crate) fn close(&self) {
         // The flag first, and every way in looks at it: who was refused once is not accepted later by a dispatcher that is still open.
+        self.detour.store(true, Ordering::Release);
         self.closed.store(true, Ordering::Release);
         for dispatcher in &self.layout.load().dispatchers {
             dispatcher.close();
