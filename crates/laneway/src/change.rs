@@ -4,6 +4,9 @@
 //! flight follows when its turn has ended; until then a placeholder at its new home collects what comes for it (`lane/`, state
 //! `Arriving`). A submitter that chose by the old layout is told by the epoch and chooses again. The next change waits until all lanes of
 //! the one before have arrived. See `docs/design/ordering.md`, "Moving a lane".
+//!
+//! A change that has to wait for handlers holds nothing meanwhile that a handler may want: only `Shared::changes`, by which changes take turns, and a handler that asks
+//! for a change of its own engine is refused.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -22,7 +25,7 @@ use crate::{
     placement::{Among, ByHash, LooksAt},
     sync::lock,
     topology::{DispatcherSpec, WorkerSpec, names, shape_problems},
-    worker::Seat,
+    worker::{Inside, Seat},
 };
 
 /// How long a change waits for lanes that an earlier one moved. They arrive when a handler returns.
@@ -34,6 +37,8 @@ where
     M: Send + 'static,
 {
     /// Adds a dispatcher, served by these workers, which exist already. Lanes that belong there by the placement move to it, in order.
+    ///
+    /// Like all changes of the topology it is refused with [`ChangeError::FromHandler`] where a handler of this engine asks for it.
     pub fn add_dispatcher(&self, name: &str, served_by: &[&str]) -> Result<(), ChangeError> {
         self.shared.change(|plan| {
             for worker in served_by {
@@ -140,43 +145,55 @@ where
         self: &Arc<Self>,
         edit: impl FnOnce(&mut Plan) -> Result<(), ChangeError>,
     ) -> Result<(), ChangeError> {
-        let _changes = lock(&self.changing);
-        if self.closed.load(Ordering::Acquire) {
-            return Err(ChangeError::Closed);
+        if Inside::is(self.address()) {
+            return Err(ChangeError::FromHandler);
         }
+        let _changes = lock(&self.changes);
         let old = self.layout.load_full();
         let mut plan = Plan {
             dispatchers: old.dispatchers.iter().map(|dispatcher| dispatcher.name.clone()).collect(),
             rows: old.seats.iter().map(|seat| (seat.name.clone(), row_names(seat))).collect(),
         };
+        if self.closed.load(Ordering::Acquire) {
+            return Err(ChangeError::Closed);
+        }
         edit(&mut plan)?;
         plan.check()?;
         let moves = !old.dispatchers.iter().map(|dispatcher| &dispatcher.name).eq(&plan.dispatchers);
-        let (new, fresh) = self.lay_out(&old, &plan, moves);
+        if !moves {
+            return self.replace(&old, &plan, moves);
+        }
+        old.dispatchers.iter().for_each(|dispatcher| dispatcher.bar_streams(true));
+        let changed = self.wait_for_arrivals().and_then(|()| self.replace(&old, &plan, moves));
+        old.dispatchers.iter().for_each(|dispatcher| dispatcher.bar_streams(false));
+        changed
+    }
+
+    /// Replaces the layout, and moves the lanes if need be: none is on its way, and no stream is out.
+    fn replace(
+        self: &Arc<Self>,
+        old: &Arc<Layout<K, M>>,
+        plan: &Plan,
+        moves: bool,
+    ) -> Result<(), ChangeError> {
+        let _changing = lock(&self.changing);
+        if self.closed.load(Ordering::Acquire) {
+            return Err(ChangeError::Closed);
+        }
+        let (new, fresh) = self.lay_out(old, plan, moves);
         let new = Arc::new(new);
         if moves {
-            self.move_lanes_at_rest(&old, &new)?;
+            self.move_lanes(old, &new);
         } else {
             // Only workers come and go: every lane stays where it is.
             self.layout.store(new.clone());
         }
-        self.reseat(&old, &new, &plan);
+        self.reseat(old, &new, plan);
         for seat in fresh {
             start(self, &seat)
                 .map_err(|problem| ChangeError::Invalid(BuildError { problems: vec![problem] }))?;
         }
         Ok(())
-    }
-
-    /// Moves the lanes once none is on its way, and no stream is out.
-    fn move_lanes_at_rest(&self, old: &Layout<K, M>, new: &Arc<Layout<K, M>>) -> Result<(), ChangeError> {
-        old.dispatchers.iter().for_each(|dispatcher| dispatcher.bar_streams(true));
-        let at_rest = self.wait_for_arrivals();
-        if at_rest.is_ok() {
-            self.move_lanes(old, new);
-        }
-        old.dispatchers.iter().for_each(|dispatcher| dispatcher.bar_streams(false));
-        at_rest
     }
 
     /// Waits until no lane is on its way from an earlier change, and no stream is out.
@@ -186,8 +203,13 @@ where
         let deadline = Instant::now() + limit;
         let at_rest =
             |dispatcher: &Arc<Dispatcher<K, M>>| dispatcher.arriving() == 0 && !dispatcher.is_streaming();
+        let is_closed = || self.closed.load(Ordering::Acquire);
         let arrived = || self.layout.load().dispatchers.iter().all(at_rest);
-        if self.wait_until(deadline, arrived) { Ok(()) } else { Err(ChangeError::StillMoving(limit)) }
+        match self.wait_until(deadline, || is_closed() || arrived()) {
+            true if is_closed() => Err(ChangeError::Closed),
+            true => Ok(()),
+            false => Err(ChangeError::StillMoving(limit)),
+        }
     }
 
     /// The next layout, and the seats in it that are new.
@@ -246,6 +268,7 @@ where
         let added = new.dispatchers.iter().filter(|dispatcher| old.position(&dispatcher.name).is_none());
         let mut added: Vec<_> =
             added.map(|dispatcher| (dispatcher.name.clone(), dispatcher.lock_for_change())).collect();
+        self.moves.fetch_add(1, Ordering::AcqRel);
         self.detour.store(true, Ordering::Release);
         let mut parcels = Vec::new();
         for (place, dispatcher) in old.dispatchers.iter().enumerate() {
@@ -351,4 +374,95 @@ fn row_names<K, M>(seat: &Seat<K, M>) -> Vec<String> {
 fn serve<K, M>(dispatchers: &[Arc<Dispatcher<K, M>>], row: &[String]) -> Vec<Arc<Dispatcher<K, M>>> {
     let find = |name: &String| dispatchers.iter().find(|dispatcher| dispatcher.name == *name).cloned();
     row.iter().filter_map(find).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::{Mutex, OnceLock, mpsc},
+        thread::{self, JoinHandle},
+    };
+
+    use super::*;
+    use crate::{Engine, Topology};
+
+    /// Shorter than a change waits for a handler that does not return.
+    const DEADLINE: Duration = Duration::from_secs(20);
+
+    const NAME: &str = "partition-0";
+
+    fn wait_for(what: &str, reached: impl Fn() -> bool) {
+        let deadline = Instant::now() + DEADLINE;
+        while !reached() {
+            assert!(Instant::now() < deadline, "{what} did not come");
+            thread::yield_now();
+        }
+    }
+
+    /// A handler that is in the midst of a stream while another thread adds a dispatcher, and so has to wait for it.
+    struct Met {
+        engine: Engine<u64, bool>,
+        change: JoinHandle<Result<(), ChangeError>>,
+    }
+
+    /// Calls `inside` in that handler.
+    fn meet(inside: impl Fn(&Handle<u64, bool>) + Send + Sync + 'static) -> Met {
+        let own = Arc::new(OnceLock::<Handle<u64, bool>>::new());
+        let change = Arc::new(Mutex::new(None));
+        let (own_too, change_too) = (own.clone(), change.clone());
+        let (tell, told) = mpsc::channel();
+        let engine = Engine::builder()
+            .topology(Topology::partitioned(1, 1))
+            .handle(move |_, special: &mut bool| {
+                let handle = own_too.get().expect("set before the first message");
+                if !*special {
+                    return;
+                }
+                let layout = handle.shared.layout.load_full();
+                let dispatcher = &layout.dispatchers[0];
+                if !dispatcher.is_streaming() {
+                    tell.send(false).unwrap();
+                    return;
+                }
+                let changer = handle.clone();
+                *lock(&change_too) =
+                    Some(thread::spawn(move || changer.add_dispatcher("second", &["partition-0/0"])));
+                wait_for("the change", || dispatcher.bars_streams());
+                tell.send(true).unwrap();
+                inside(handle);
+            })
+            .build()
+            .unwrap();
+        own.set(engine.handle()).unwrap();
+        // A worker streams once it knows that messages are quick, and on a machine that does much else they may not be at first.
+        loop {
+            engine.submit_batch((0..1_000).map(|key| (key, false)));
+            assert!(engine.wait_quiet(DEADLINE));
+            engine.submit((0, true)).unwrap();
+            if told.recv_timeout(DEADLINE).unwrap() {
+                let change = lock(&change).take().unwrap();
+                return Met { engine, change };
+            }
+        }
+    }
+
+    #[test]
+    fn a_handler_that_a_change_waits_for_may_operate_its_engine() {
+        let (tell, told) = mpsc::channel();
+        let met = meet(move |handle| tell.send(handle.explain(&7).is_some()).unwrap());
+        assert_eq!(told.recv_timeout(DEADLINE), Ok(true), "it was answered, and the change waited on");
+        assert_eq!(met.change.join().unwrap(), Ok(()));
+        assert_eq!(met.engine.handle.shared.layout.load().dispatchers[0].name, NAME);
+        assert_eq!(met.engine.handle.shared.layout.load().dispatchers.len(), 2);
+    }
+
+    #[test]
+    fn a_shutdown_does_not_wait_for_a_change_that_waits() {
+        let met = meet(|handle| {
+            wait_for("the end", || handle.shared.closed.load(Ordering::Acquire));
+        });
+        let report = met.engine.shutdown(Duration::ZERO);
+        assert_eq!(met.change.join().unwrap(), Err(ChangeError::Closed));
+        assert!(report.account.balances() && report.still_running == 0);
+    }
 }

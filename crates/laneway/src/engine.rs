@@ -169,9 +169,13 @@ pub(crate) struct Shared<K, M> {
     pub(crate) give_way: AtomicBool,
     /// Workers that have settled messages and not yet told the mappings. The engine is not quiet before they have.
     pub(crate) unmapping: AtomicUsize,
+    /// How often lanes have moved to another dispatcher: with a change, or behind it when a turn had ended. Raised before they are there.
+    pub(crate) moves: crate::sync::AtomicU64,
     /// Where those wait who want to know that the engine is quiet, or that workers have gone.
     pub(crate) quiet: Arc<Room>,
-    /// Held while the topology is changed, or the engine shut down.
+    /// Held by a change of the topology from its beginning to its end: there is one at a time. No handler asks for it, because a change may wait for handlers.
+    pub(crate) changes: Mutex<()>,
+    /// Held while the layout is replaced, or the engine closed, and by operators who act on a lane. Never while somebody waits for a handler.
     pub(crate) changing: Mutex<()>,
     /// Starts a worker for a seat.
     pub(crate) spawn: crate::builder::Spawn<K, M>,
@@ -238,11 +242,13 @@ impl<K, M> Shared<K, M> {
             engine_bound,
             appetite: Appetite::new(),
             closed: crate::sync::AtomicBool::new(false),
+            detour: crate::sync::AtomicBool::new(false),
             give_way: AtomicBool::new(false),
             unmapping: AtomicUsize::new(0),
+            moves: crate::sync::AtomicU64::new(0),
             quiet: Arc::new(Room::new()),
+            changes: Mutex::new(()),
             changing: Mutex::new(()),
-            detour: crate::sync::AtomicBool::new(false),
             spawn,
             limits,
         }
@@ -268,9 +274,26 @@ impl<K, M> Shared<K, M> {
         }
     }
 
+    /// What the dispatchers of the layout have counted, and the sum with those that were. They are looked at one after the other; if a lane moves meanwhile, its
+    /// messages might be seen at both ends, so all are looked at again. Lanes move only when an operator changes the topology, so that is seldom and ends.
+    fn counted(&self) -> (Arc<Layout<K, M>>, Vec<DispatcherStats>, Past) {
+        loop {
+            let moves = self.moves.load(Ordering::Acquire);
+            let layout = self.layout.load_full();
+            let dispatchers: Vec<_> =
+                layout.dispatchers.iter().map(|dispatcher| dispatcher.stats()).collect();
+            let total = layout.total(&dispatchers);
+            let unmoved = self.moves.load(Ordering::Acquire) == moves;
+            if unmoved && Arc::ptr_eq(&layout, &self.layout.load()) {
+                return (layout, dispatchers, total);
+            }
+        }
+    }
+
     /// Brings a lane whose turn has ended to the dispatcher that it was moved to.
     pub(crate) fn deliver(&self, parcel: Parcel<K, M>) {
         let to = parcel.to;
+        self.moves.fetch_add(1, Ordering::AcqRel);
         self.layout.load().dispatchers[to].receive(parcel, &self.clock);
         self.quiet.made_last();
     }
@@ -718,7 +741,8 @@ impl<K: Hash, M> Handle<K, M> {
         std::future::poll_fn(|context| self.shared.poll_submit(&mut arrival, &mut waiting, context)).await
     }
 
-    /// Parks the lane of a key in front of its next message. False if nothing of it is outstanding.
+    /// Parks the lane of a key in front of its next message. False if it has no lane: nothing of it is outstanding, or what is runs in a stream
+    /// ([`PerhapsRunning`](crate::Reason::PerhapsRunning)).
     pub fn park(&self, key: &K, why: &str) -> bool {
         let now = self.shared.clock.now();
         let parked = self.operate(key, |dispatcher, fingerprint| {
@@ -805,7 +829,7 @@ impl<K: Hash + Clone, M> Handle<K, M> {
 }
 
 impl<K: Clone, M> Handle<K, M> {
-    /// The deepest lanes, deepest first: at most `most` of them, found in memory for that many. Messages in flight count.
+    /// The deepest lanes, deepest first: at most `most` of them, found in memory for that many. Messages in flight count, except those in a stream, which are in no lane.
     pub fn lanes_by_depth(&self, most: usize) -> Vec<(K, usize)> {
         let mut top: Vec<(usize, K)> = Vec::with_capacity(most.min(1_024) + 1);
         for dispatcher in &self.shared.layout.load().dispatchers {
@@ -874,9 +898,7 @@ impl<K, M> Handle<K, M> {
         let now = shared.clock.now();
         let expire = |mappings: &Mappings| mappings.expire_all(now, |dispatcher| shared.unmapped(dispatcher));
         let active_mappings = shared.mappings.as_ref().map_or(0, expire);
-        let layout = shared.layout.load();
-        let dispatchers: Vec<_> = layout.dispatchers.iter().map(|dispatcher| dispatcher.stats()).collect();
-        let total = layout.total(&dispatchers);
+        let (layout, dispatchers, total) = shared.counted();
         Snapshot {
             at: Duration::from_nanos(now),
             account: total.account,

@@ -185,9 +185,12 @@ pub enum ChangeError {
         /// Those that exist.
         known: String,
     },
-    /// Lanes that an earlier change moved have not arrived within the time.
+    /// Lanes that an earlier change moved have not arrived within the time, or a worker is still in the midst of what it took straight from ingress.
     #[error("lanes of an earlier change are still in flight after {0:?}")]
     StillMoving(Duration),
+    /// It was asked for by a handler of this very engine, and might have to wait for that handler to return.
+    #[error("a handler must not change the topology of its own engine: a change may have to wait for it")]
+    FromHandler,
     /// The engine is shut down.
     #[error("the engine is closed")]
     Closed,

@@ -29,6 +29,8 @@ impl<K, M> Shared<K, M> {
             dispatcher.close();
         }
         self.engine_bound.room.announce();
+        // A change of the topology that waits for streams will not be made any more.
+        self.quiet.announce();
     }
 
     /// Waits until nothing will happen any more without somebody's doing. False if that has not come by the deadline.

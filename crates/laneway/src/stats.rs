@@ -308,7 +308,7 @@ pub struct DispatcherStats {
     pub in_flight: usize,
     /// Messages parked alone.
     pub parked_messages: usize,
-    /// Lanes that exist now (document 003's `activeFamilies`). Exact once ingress is empty.
+    /// Lanes that exist now (document 003's `activeFamilies`). Exact once ingress is empty; messages in a stream have none.
     pub active_lanes: usize,
     /// Lanes in flight.
     pub running_lanes: usize,
@@ -334,9 +334,9 @@ pub struct DispatcherStats {
     pub parks: u64,
     /// Times that such a worker was up again.
     pub wake_ups: u64,
-    /// Messages that found their lane in flight when they reached it (`enqueuedDueToBusy`).
+    /// Messages that found their lane in flight when they reached it (`enqueuedDueToBusy`). Those that a stream takes reach none.
     pub enqueued_due_to_busy: u64,
-    /// The deepest that any of its lanes has been (`maxPendingDepthObserved`).
+    /// The deepest that any of its lanes has been (`maxPendingDepthObserved`). Messages in a stream are in none.
     pub max_pending_depth: u32,
     /// Drops by bound, policy and kind.
     pub drops: Drops,
@@ -360,7 +360,7 @@ impl DispatcherStats {
 /// The whole engine at one moment.
 ///
 /// Each dispatcher is seen under its locks, so each account balances, and so does their sum. Dispatchers are looked at one after the other: while
-/// messages move, two of them may be a few microseconds apart. When the engine is quiet everything is exact.
+/// messages move, two of them may be a few microseconds apart. A lane that moves from one to another meanwhile is not counted twice. When the engine is quiet everything is exact.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     /// When it was taken, since the engine was built.

@@ -8,7 +8,7 @@ mod witness;
 use std::{
     collections::HashSet,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
         mpsc,
     },
@@ -724,6 +724,30 @@ fn what_cannot_be_changed_is_said_in_words() {
     assert!(engine.wait_quiet(DEADLINE));
     let snapshot = engine.snapshot();
     assert_eq!((snapshot.dispatchers.len(), snapshot.workers.len(), snapshot.account.done), (2, 2, 100));
+}
+
+/// It might have to wait for the very handler that asks for it.
+#[test]
+fn a_change_that_a_handler_asks_for_is_refused_at_once() {
+    let (own, answers) = (Arc::new(OnceLock::<Handle<u64, u64>>::new()), Log::new());
+    let (own_too, answers_too) = (own.clone(), answers.clone());
+    let engine = Engine::builder()
+        .topology(Topology::partitioned(1, 1))
+        .handle(move |_, _: &mut u64| {
+            let handle = own_too.wait();
+            answers_too.push(handle.add_dispatcher("second", &["partition-0/0"]));
+            answers_too.push(handle.add_worker("helper", &["partition-0"]));
+        })
+        .build()
+        .unwrap();
+    own.set(engine.handle()).unwrap();
+    send(&engine, [(1, 0)]);
+    assert_eq!(answers.wait_len(2), [Err(ChangeError::FromHandler), Err(ChangeError::FromHandler)]);
+    assert!(engine.wait_quiet(DEADLINE));
+    let snapshot = engine.snapshot();
+    assert_eq!((snapshot.dispatchers.len(), snapshot.workers.len()), (1, 1), "nothing was changed");
+    // Somebody else may.
+    engine.add_worker("helper", &["partition-0"]).unwrap();
 }
 
 #[test]

@@ -481,6 +481,52 @@ fn nobody_submits_by_an_old_topology() {
     });
 }
 
+/// A batch that is about to be sorted, and a new dispatcher with which the bound of the engine begins to count. What comes in without a place in it would give one back when it
+/// is settled, and the bound would be too wide for good.
+#[test]
+fn a_batch_takes_its_places_in_a_bound_that_has_begun_to_count() {
+    check(|| {
+        let witness = Witness::new();
+        let topology = Topology::builder().dispatcher("x").worker("w0", ["x"]).build();
+        let bounds =
+            engine(&witness, topology).ingress_capacity(1).worker_queue_capacity(1).control_reserve(0);
+        let model = Model::new(bounds);
+        let submitter = {
+            let model = model.clone();
+            thread::spawn(move || assert_eq!(model.handle.submit_batch([(A, 1)]).accepted, 1))
+        };
+        model.handle.add_dispatcher("y", &["w0"]).unwrap();
+        submitter.join().unwrap();
+        for key in A..=7 {
+            assert!(model.handle.try_submit((key, 2)).is_err(), "one is all that the engine may have");
+        }
+        let worker = hire(&model, 0, &witness, |_| ());
+        drain(&model, [worker]);
+        assert_eq!(witness.handled(), [(A, 1)]);
+    });
+}
+
+/// A lane that moves, at once or when its turn has ended, and somebody who looks at both of its homes one after the other.
+#[test]
+fn a_snapshot_counts_nothing_twice_while_lanes_move() {
+    check(|| {
+        let witness = Witness::new();
+        let topology = Topology::builder().dispatcher("x").dispatcher("y").worker("w0", ["x", "y"]).build();
+        let model = Model::new(engine(&witness, topology.placed(ByNumber)));
+        accept(&model, (A, 1));
+        accept(&model, (B, 1));
+        let changer = {
+            let model = model.clone();
+            thread::spawn(move || model.handle.remove_dispatcher("x").unwrap())
+        };
+        let account = model.handle.snapshot().account;
+        assert_eq!((account.accepted, account.outstanding), (2, 2), "{account}");
+        changer.join().unwrap();
+        let worker = hire(&model, 0, &witness, |_| ());
+        drain(&model, [worker]);
+    });
+}
+
 /// A submitter that finds its dispatcher full waits there. When that goes, its next attempt may find another one full: then it has to wait at that one, and not
 /// where nothing will ever be announced again.
 #[test]
