@@ -9,6 +9,16 @@ use crate::contender::Entry;
 use crate::targets;
 use crate::workload::{self, Amount, Cost, Distribution, KeysType, Kind, Layout, Tuning, Workload};
 
+/// How long a run lasts if nobody says.
+const SECONDS: f64 = 1.0;
+
+/// Workloads whose number of messages follows from the time; that of the others is fixed.
+const WITH_A_TIME: [&str; 8] = ["W1", "W2", "W3", "W4", "W6", "W1-batch64", "W1-producers4", "free"];
+
+/// Workloads that run on any topology; the others need as many slots on one dispatcher as their name says.
+const WITH_A_TOPOLOGY: [&str; 9] =
+    ["W1", "W2", "W3", "W4", "W6", "W1-batch64", "W1-producers4", "memory", "free"];
+
 /// Options of `bench engine`.
 #[derive(Args, Clone, Debug)]
 pub struct EngineArgs {
@@ -21,9 +31,9 @@ pub struct EngineArgs {
     /// Rounds; the contenders take turns in each, and start with another one each time
     #[arg(long, default_value_t = 3, value_name = "N")]
     pub rounds: u32,
-    /// Shortest duration of a run
-    #[arg(long, default_value_t = 1.0, value_name = "SECONDS")]
-    pub seconds: f64,
+    /// Shortest duration of a run, where the workload has no fixed number of messages [default: 1]
+    #[arg(long, value_name = "SECONDS")]
+    pub seconds: Option<f64>,
     /// Write every value to this file, one JSON object per line
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -39,10 +49,10 @@ pub struct EngineArgs {
     /// List workloads and contenders, and do nothing else
     #[arg(long)]
     pub list: bool,
-    /// Laneway's topology [default: what the workload is made for]
+    /// Laneway's topology, except in W5 and `scaling` [default: what the workload is made for]
     #[arg(long, value_enum)]
     pub topology: Option<Layout>,
-    /// Keys; in `memory`, keys that come and go
+    /// Keys of `free`; in `memory`, keys that come and go
     #[arg(long, value_name = "N")]
     pub keys: Option<u64>,
     /// Options of the workload `free`.
@@ -84,7 +94,8 @@ impl EngineArgs {
     /// The workloads that were asked for, checked.
     pub fn workloads(&self) -> Result<Vec<Workload>> {
         ensure!(self.rounds > 0, "--rounds must be at least 1");
-        ensure!(self.seconds > 0.0 && self.seconds <= 600.0, "--seconds must be more than 0, at most 600");
+        let seconds = self.seconds.unwrap_or(SECONDS);
+        ensure!(seconds > 0.0 && seconds <= 600.0, "--seconds must be more than 0, at most 600");
         let names = self.workload_names();
         if self.free != FreeArgs::default() && !names.contains(&"free") {
             bail!(
@@ -93,16 +104,33 @@ impl EngineArgs {
         }
         let tuning = self.tuning();
         let mut workloads = Vec::new();
-        for name in names {
-            match name {
+        for name in &names {
+            match *name {
                 "free" => workloads.push(self.free.workload(&tuning)?),
-                _ => workloads.extend(workload::named(name, &tuning)?),
+                name => workloads.extend(workload::named(name, &tuning)?),
             }
         }
+        self.refuse_idle_options(&names)?;
         if self.instructions {
             workloads.iter_mut().try_for_each(to_be_counted)?;
         }
         Ok(workloads)
+    }
+
+    /// An option that no workload would heed is a misunderstanding.
+    fn refuse_idle_options(&self, names: &[&str]) -> Result<()> {
+        let options = [
+            ("--keys", self.keys.is_some(), "memory and free", &["memory", "free"][..]),
+            ("--topology", self.topology.is_some(), "all but W5 and scaling", &WITH_A_TOPOLOGY),
+            ("--seconds", self.seconds.is_some(), "all but W5, scaling and memory", &WITH_A_TIME),
+        ];
+        for (option, given, whose, heeded_by) in options {
+            let heeded = names.iter().any(|name| heeded_by.contains(name));
+            ensure!(!given || heeded, "{option} is for the workloads {whose}, not for {}", names.join(", "));
+        }
+        let timed = !(self.instructions && self.seconds.is_some());
+        ensure!(timed, "--instructions counts a fixed number of messages, whatever --seconds says");
+        Ok(())
     }
 
     /// The contenders that were asked for, Laneway first where it is among them.
@@ -131,7 +159,7 @@ impl EngineArgs {
     }
 
     fn tuning(&self) -> Tuning {
-        Tuning { seconds: self.seconds, layout: self.topology, keys: self.keys }
+        Tuning { seconds: self.seconds.unwrap_or(SECONDS), layout: self.topology, keys: self.keys }
     }
 }
 
@@ -248,6 +276,47 @@ mod tests {
             (free.kind, free.layout, free.amount),
             (Kind::Waiting, Layout::Pool, Amount::Messages(1000))
         );
+    }
+
+    #[test]
+    fn an_option_that_no_workload_would_heed_is_refused() {
+        let told = |arguments: &[&str]| parse(arguments).workloads().unwrap_err().to_string();
+        for workload in ["W1", "W2", "W3", "W4", "W5", "W6", "W1-batch64", "W1-producers4", "scaling"] {
+            let error = told(&["--keys", "7", "--workload", workload]);
+            assert!(error.contains("--keys") && error.contains(workload), "{error}");
+        }
+        for workload in ["W5", "scaling"] {
+            let error = told(&["--topology", "partitioned", "--workload", workload]);
+            assert!(error.contains("--topology") && error.contains(workload), "{error}");
+        }
+        for workload in ["W5", "scaling", "memory"] {
+            let error = told(&["--seconds", "2", "--workload", workload]);
+            assert!(error.contains("--seconds") && error.contains(workload), "{error}");
+        }
+        assert!(told(&["--seconds", "2", "--instructions"]).contains("--instructions"));
+        assert!(told(&["--workload", "W9", "--keys", "7"]).contains("unknown workload"));
+    }
+
+    /// Every option with every workload that is not refused makes another workload of it.
+    #[test]
+    fn an_option_that_is_not_refused_is_heeded() {
+        let options = [["--keys", "7"], ["--topology", "per-worker"], ["--seconds", "2.5"]];
+        for workload in workload::NAMES {
+            let plain = parse(&["--workload", workload]).workloads().unwrap();
+            for option in options {
+                if let Ok(tuned) = parse(&[&["--workload", workload], &option[..]].concat()).workloads() {
+                    assert_ne!(plain, tuned, "{workload} {option:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn as_many_keys_as_one_likes_come_and_go_in_memory() {
+        let memory = parse(&["--workload", "memory", "--keys", "10000000"]).workloads().unwrap().remove(0);
+        assert_eq!(memory.keys, 10_000_000);
+        // Beside others, as long as one of them heeds it.
+        assert!(parse(&["--workload", "W1,memory", "--keys", "7", "--seconds", "2"]).workloads().is_ok());
     }
 
     #[test]
