@@ -13,7 +13,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use laneway::{Admission, Bound, Builder, Engine, Flows, Handle, Kind, Message, Overflow, Refusal, Topology};
+use laneway::{
+    Admission, Bound, Builder, Cancel, Engine, Flows, Handle, Kind, Message, Overflow, Refusal, RetryPolicy,
+    Topology,
+};
 use witness::{A_MOMENT, DEADLINE, Gate, Log, OpensAtLast, Witness, eventually, send};
 
 type Seen = Arc<Log<(u64, Kind, u64, String)>>;
@@ -317,6 +320,40 @@ fn pitfall_000_5_a_full_worker_does_not_starve_the_others() {
     witness.verify([(1, 5), (2, 1_000)]);
 }
 
+/// Two routers that take the events of a flow in turns may put them down the other way round. Here whoever submits is the router, and has put its event into the lane
+/// before it can tell the next one.
+#[test]
+fn pitfall_000_5_threads_that_submit_the_events_of_a_flow_in_turns_do_not_reorder_it() {
+    let witness = Witness::new();
+    let witness_too = witness.clone();
+    let engine = Engine::builder()
+        .topology(Topology::per_worker(2))
+        .flows(Flows::default())
+        .handle(move |context, number: &mut u64| witness_too.see(context.key(), *number))
+        .build()
+        .unwrap();
+    let (rounds, flows) = (2_000, 4);
+    thread::scope(|scope| {
+        let (first, from_second) = mpsc::channel();
+        let (second, from_first) = mpsc::channel();
+        for (turns, next) in [(from_second, second), (from_first, first.clone())] {
+            let handle = engine.handle();
+            scope.spawn(move || {
+                while let Ok(number) = turns.recv() {
+                    send(&handle, (0..flows).map(|flow| (flow, number)));
+                    // The other one has gone when all rounds are over.
+                    if number + 1 == rounds || next.send(number + 1).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        first.send(0).unwrap();
+    });
+    assert!(engine.wait_quiet(DEADLINE));
+    witness.verify((0..flows).map(|flow| (flow, rounds)));
+}
+
 #[test]
 fn pitfall_000_6_a_handler_that_emits_into_a_full_engine_does_not_deadlock() {
     let (own, refused) = (Arc::new(OnceLock::<Handle<u64, u64>>::new()), Log::new());
@@ -449,6 +486,41 @@ fn pitfall_000_9_drops_are_counted_by_stage_policy_kind_and_worker() {
         .collect();
     assert!(by_worker.contains(&3) && by_worker.contains(&0), "{by_worker:?}");
     assert_eq!(snapshot.drops.total(), 3);
+}
+
+#[test]
+fn pitfall_000_10_a_cancelled_submitter_gets_its_message_back_and_leaves_no_mapping() {
+    let (engine, gate) = gated(1, |b| b.worker_queue_capacity(1));
+    let _opens = OpensAtLast(gate.clone());
+    send(&engine, [(1, 0)]);
+    gate.wait_arrived(1);
+    let (cancel, handle, (answer, refused)) = (Cancel::new(), engine.handle(), mpsc::channel());
+    let cancel_too = cancel.clone();
+    thread::spawn(move || answer.send(handle.submit_unless((2, 7), &cancel_too)));
+    assert!(refused.recv_timeout(A_MOMENT).is_err(), "it waits for room");
+    cancel.cancel();
+    let refused = refused.recv_timeout(DEADLINE).unwrap().unwrap_err();
+    assert_eq!((refused.reason, refused.message.body), (Refusal::Cancelled, 7));
+    assert_eq!(mappings(&engine), 1, "that of the flow that is running");
+}
+
+/// One worker per dispatcher: if it died, its flows would wait for ever.
+#[test]
+fn pitfall_000_10_a_panic_strands_no_flow_of_its_worker() {
+    let done = Log::new();
+    let done_too = done.clone();
+    let (engine, _) = flows(|b| {
+        b.retry(RetryPolicy { max_attempts: 1, ..RetryPolicy::default() }).handle(
+            move |context, number: &mut u64| {
+                assert!(number.is_multiple_of(2), "an odd one");
+                done_too.push((*context.key(), *number));
+            },
+        )
+    });
+    send(&engine, (0..4).flat_map(|number| (0..100).map(move |key| (key, number))));
+    assert!(engine.wait_quiet(DEADLINE), "{}", engine.snapshot().account);
+    let account = engine.snapshot().account;
+    assert_eq!((account.done, account.failed, done.len()), (200, 200, 200));
 }
 
 #[test]

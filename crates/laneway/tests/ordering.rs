@@ -59,7 +59,7 @@ fn produce(handle: &Handle<u64, u64>, producer: u64, producers: u64, keys: u64, 
 }
 
 #[test]
-fn the_witness_can_fail() {
+fn pitfall_003_10_the_witness_sees_gaps_overlaps_and_what_never_came() {
     let complaints = |numbers: &[u64]| {
         let witness = Witness::new();
         numbers.iter().for_each(|&number| witness.see(&7, number));
@@ -468,7 +468,7 @@ fn a_slow_key_takes_nobody_hostage_in_its_partition() {
 }
 
 #[test]
-fn a_slow_key_takes_nobody_hostage_where_workers_serve_several_dispatchers() {
+fn pitfall_003_13_a_slow_key_takes_nobody_hostage_where_workers_serve_several_dispatchers() {
     let shared = || Topology::assigned([vec!["even", "odd"], vec!["odd", "even"]], by_parity);
     no_hostage(shared(), 0);
     no_hostage(shared(), 200);
