@@ -82,8 +82,8 @@ impl<K, M> Shared<K, M> {
     /// All four steps.
     pub(crate) fn shut_down(&self, drain: Duration) -> ShutdownReport<K, M> {
         {
-            // From here on no change begins. The lock is not held while we wait: operators may still resume what is parked.
-            let _changes = crate::sync::lock(&self.changing);
+            // From here on no change is made, and one that waits gives up. The lock is not held while we wait: operators may still resume what is parked.
+            let _changing = crate::sync::lock(&self.changing);
             self.close();
         }
         self.wait_quiet(Instant::now() + drain.min(FAR_FUTURE));
