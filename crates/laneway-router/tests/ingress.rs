@@ -759,7 +759,11 @@ async fn patience_costs_no_attempt() {
         let asked = counter.fetch_add(1, SeqCst);
         async move {
             match asked {
-                0..20 => Verdict::Wait { delay: Duration::from_micros(100), reason: "not now".to_owned() },
+                0..20 => Verdict::Wait {
+                    delay: Duration::from_micros(100),
+                    called: true,
+                    reason: "not now".to_owned(),
+                },
                 _ => Verdict::Done,
             }
         }

@@ -789,7 +789,9 @@ async fn a_target_that_asks_for_patience_is_left_alone_by_everybody() {
     let first = mediate(&shared, &target).await;
     assert!(matches!(first, Verdict::Wait { delay, .. } if delay.as_secs() == 1_000), "{first:?}");
     for mediator in [&shared, &other_pool] {
-        let Verdict::Wait { delay, reason } = mediate(mediator, &target).await else { panic!("not a wait") };
+        let Verdict::Wait { delay, reason, .. } = mediate(mediator, &target).await else {
+            panic!("not a wait")
+        };
         assert!(delay <= Duration::from_secs(1_000) && delay > Duration::from_secs(900), "{delay:?}");
         assert!(reason.contains("asked for patience"), "{reason}");
     }
@@ -821,7 +823,7 @@ async fn a_breaker_opens_probes_once_and_closes() {
     for _ in 0..10 {
         is_again(&mediate(&mediator, &target).await, "status 500");
     }
-    let Verdict::Wait { delay, reason } = mediate(&mediator, &target).await else { panic!("not a wait") };
+    let Verdict::Wait { delay, reason, .. } = mediate(&mediator, &target).await else { panic!("not a wait") };
     assert!(reason.contains("open"), "{reason}");
     assert_eq!(calls.load(SeqCst), 10, "an open breaker lets nothing through");
     tokio::time::sleep(delay).await;

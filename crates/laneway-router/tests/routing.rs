@@ -10,8 +10,8 @@ use std::time::Duration;
 use laneway_router::mediator::Verdict;
 use laneway_router::message::{DispatchMode, Priority};
 use laneway_router::pool::{Exhausted, PoolSettings, Ungrouped};
-use laneway_router::source::embedded::Publication;
-use rig::{Gate, Rig, What, again, fails, never, roomy, script, takes, wait};
+use laneway_router::source::embedded::{self, Publication};
+use rig::{Gate, Rig, What, again, fails, held, never, roomy, script, takes, wait};
 use tokio::time::Instant;
 
 fn millis(millis: u64) -> Duration {
@@ -175,21 +175,92 @@ async fn the_rate_of_a_group_is_its_own() {
     rig.verify(&[("a", 5), ("b", 5)]);
 }
 
-/// A group that has to wait for its own rate takes nothing of the pool's.
+/// A group that has to wait for its own rate takes nothing of the pool's, also when it has failed before. Beside five groups of one call a second each there is
+/// room for five of those that are in no group, and have no rate of their own.
 #[tokio::test(start_paused = true)]
 async fn a_pool_reaches_its_rate_although_its_groups_have_rates() {
     let pool = PoolSettings { rate_per_second: Some(10.0), group_rate_per_second: Some(1.0), ..roomy() };
-    let rig = Rig::new(pool, takes(millis(5)));
-    let names: Vec<String> = (0..20).map(|group| format!("g{group}")).collect();
+    let rig = Rig::new(
+        pool,
+        script(|seen| async move {
+            let fails = !seen.group.is_empty() && seen.attempt < 3;
+            if fails { again() } else { Verdict::Done }
+        }),
+    );
+    let names: Vec<String> = (0..5).map(|group| format!("g{group}")).collect();
     for name in &names {
-        rig.publish(name, 5).await;
+        rig.publish(name, 4).await;
     }
     let begin = Instant::now();
     rig.read();
+    for _ in 0..60 {
+        rig.publish_to("", "label", 1, |message| message.dispatch_mode = DispatchMode::Immediate).await;
+        tokio::time::sleep(millis(200)).await; // paced: as many as there is room for
+    }
     rig.drained().await;
     let took = begin.elapsed().as_secs_f64();
-    assert!((9.5..=10.6).contains(&took), "100 messages at 10 per second took {took} s");
-    rig.verify(&names.iter().map(|name| (name.as_str(), 5)).collect::<Vec<_>>());
+    assert!((11.4..=12.6).contains(&took), "120 calls at 10 per second took {took} s");
+    assert!(closest_starts(&rig) >= millis(95));
+    names.iter().for_each(|name| assert_eq!(rig.log.done(name), [0, 1, 2, 3], "{name}"));
+}
+
+/// How long after each other the calls began that were closest.
+fn closest_starts(rig: &Rig) -> Duration {
+    let events = rig.log.events();
+    let starts = events.iter().filter(|event| event.what == What::Began).map(|event| event.at);
+    let starts: Vec<Instant> = starts.collect();
+    starts.windows(2).map(|pair| pair[1] - pair[0]).min().expect("two calls")
+}
+
+/// A target that asks for patience was called, whatever its answer costs the message.
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_answered_with_patience_has_used_up_its_start() {
+    let rig = Rig::new(
+        PoolSettings { rate_per_second: Some(10.0), concurrency: 50, ..roomy() },
+        script({
+            let told = std::sync::Mutex::new(std::collections::HashSet::new());
+            move |seen| {
+                let is_first = told.lock().unwrap().insert(seen.group);
+                async move {
+                    tokio::time::sleep(millis(10)).await;
+                    if is_first { wait(Duration::from_secs(60)) } else { Verdict::Done }
+                }
+            }
+        }),
+    );
+    let names: Vec<String> = (0..40).map(|group| format!("g{group}")).collect();
+    for name in &names {
+        rig.publish(name, 1).await;
+    }
+    rig.read();
+    rig.drained().await;
+    assert!(closest_starts(&rig) >= millis(95), "{:?} apart", closest_starts(&rig));
+    rig.verify(&names.iter().map(|name| (name.as_str(), 1)).collect::<Vec<_>>());
+}
+
+/// A hundred groups behind an open breaker are looked at again and again, and nobody is called: others have the whole rate.
+#[tokio::test(start_paused = true)]
+async fn a_group_that_waits_without_a_call_uses_up_nothing_of_the_rate() {
+    let rig = Rig::new(
+        PoolSettings { rate_per_second: Some(10.0), ..roomy() },
+        script(|seen| async move {
+            match seen.group.as_str() {
+                "good" => Verdict::Done,
+                _ if seen.attempt == 1 => again(),
+                _ => held(Duration::from_secs(5)),
+            }
+        }),
+    );
+    for group in 0..100 {
+        rig.publish(&format!("g{group}"), 1).await;
+    }
+    rig.read();
+    rig.until("each has failed once", |rig| rig.log.count(|event| event.what == What::Ended(again())) == 100)
+        .await;
+    let begin = Instant::now();
+    rig.publish("good", 50).await;
+    rig.until("the others are done", |rig| rig.log.done("good").len() == 50).await;
+    assert!(begin.elapsed() < millis(5_600), "50 at 10 per second took {:?}", begin.elapsed());
 }
 
 #[tokio::test(start_paused = true)]

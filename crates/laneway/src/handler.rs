@@ -16,7 +16,7 @@ use crate::{
     clock::{Clock, nanos},
     lane::{Ending, Turn},
     message::{Item, Kind, Message},
-    outcome::{Decision, Outcome, RetryPolicy},
+    outcome::{Cost, Decision, Outcome, RetryPolicy},
     stats::{Sample, Tally},
     worker::Tempo,
 };
@@ -330,11 +330,11 @@ impl<'a, K, M> Run<'a, K, M> {
             _ => note,
         };
         match decision {
-            Decision::Defer { delay, costs_attempt } => {
+            Decision::Defer { delay, cost } => {
                 self.tally.retries += 1;
                 let until = self.around.clock.now().saturating_add(nanos(delay));
-                let attempts = self.turn.attempts + u32::from(costs_attempt);
-                Some(Ending::Defer { until, attempts, note })
+                let attempts = self.turn.attempts + u32::from(cost == Cost::Attempt);
+                Some(Ending::Defer { until, attempts, was_begun: cost != Cost::Nothing, note })
             }
             Decision::ParkMessage => Some(Ending::ParkMessage { note }),
             Decision::ParkLane => Some(Ending::ParkLane { attempts: attempt, note }),

@@ -18,9 +18,12 @@ pub enum Outcome {
     RetryAfter(Duration),
     /// Failed, with the reason; try again as the [`RetryPolicy`] says. The lane waits.
     Failed(String),
-    /// Not now: try again after this time. Costs no attempt (a target that asked for patience) and no place in the pace of a paced dispatcher.
+    /// Not now: try again after this time. Nothing was begun, so it costs neither an attempt nor a place in the pace of a paced dispatcher.
     /// The lane waits.
     Hold(Duration),
+    /// Begun, and told to wait (a target that asked for patience): try again after this time. Costs no attempt, but its place in the pace of a
+    /// paced dispatcher. The lane waits.
+    Wait(Duration),
     /// Failed for good; go on with the next one.
     Skip,
     /// Put this message aside and go on with the next one.
@@ -114,15 +117,16 @@ impl RetryPolicy {
     pub(crate) fn after_failure(&self, outcome: &Outcome, attempt: u32) -> Decision {
         match outcome {
             Outcome::Done => unreachable!("a message that is done has not failed"),
-            Outcome::Hold(delay) => Decision::Defer { delay: *delay, costs_attempt: false },
+            Outcome::Hold(delay) => Decision::Defer { delay: *delay, cost: Cost::Nothing },
+            Outcome::Wait(delay) => Decision::Defer { delay: *delay, cost: Cost::Place },
             Outcome::Skip => Decision::Skip,
             Outcome::Park => Decision::ParkMessage,
             Outcome::ParkLane => Decision::ParkLane,
             Outcome::RetryAfter(delay) if attempt < self.max_attempts => {
-                Decision::Defer { delay: *delay, costs_attempt: true }
+                Decision::Defer { delay: *delay, cost: Cost::Attempt }
             }
             Outcome::Retry | Outcome::Failed(_) if attempt < self.max_attempts => {
-                Decision::Defer { delay: self.delay_after(attempt), costs_attempt: true }
+                Decision::Defer { delay: self.delay_after(attempt), cost: Cost::Attempt }
             }
             Outcome::Retry | Outcome::Failed(_) | Outcome::RetryAfter(_) => match self.exhausted {
                 Exhausted::Skip => Decision::Skip,
@@ -136,10 +140,21 @@ impl RetryPolicy {
 /// What the policy made of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
-    Defer { delay: Duration, costs_attempt: bool },
+    Defer { delay: Duration, cost: Cost },
     Skip,
     ParkMessage,
     ParkLane,
+}
+
+/// What a message pays for a start after which it has to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cost {
+    /// Nothing: it was not begun.
+    Nothing,
+    /// Its place in the pace.
+    Place,
+    /// That, and an attempt.
+    Attempt,
 }
 
 #[cfg(test)]
@@ -159,10 +174,13 @@ mod tests {
         let policy =
             RetryPolicy { max_attempts: 2, exhausted: Exhausted::ParkLane, ..RetryPolicy::default() };
         let first = policy.after_failure(&Outcome::Retry, 1);
-        assert_eq!(first, Decision::Defer { delay: Duration::from_millis(100), costs_attempt: true });
+        assert_eq!(first, Decision::Defer { delay: Duration::from_millis(100), cost: Cost::Attempt });
         assert_eq!(policy.after_failure(&Outcome::Retry, 2), Decision::ParkLane);
         let hold = Outcome::Hold(Duration::from_secs(9));
-        let held = Decision::Defer { delay: Duration::from_secs(9), costs_attempt: false };
+        let held = Decision::Defer { delay: Duration::from_secs(9), cost: Cost::Nothing };
         assert_eq!(policy.after_failure(&hold, 99), held, "patience costs no attempt");
+        let wait = Outcome::Wait(Duration::from_secs(9));
+        let waits = Decision::Defer { delay: Duration::from_secs(9), cost: Cost::Place };
+        assert_eq!(policy.after_failure(&wait, 99), waits);
     }
 }

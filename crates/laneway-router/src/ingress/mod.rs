@@ -268,9 +268,9 @@ async fn attempt(
             }
             Outcome::Done
         }
-        Verdict::Wait { delay, reason } => {
+        Verdict::Wait { delay, called, reason } => {
             delivery.note(reason);
-            Outcome::Hold(delay)
+            if called { Outcome::Wait(delay) } else { Outcome::Hold(delay) }
         }
         Verdict::Again { delay: Some(delay), reason } => {
             delivery.note(reason);

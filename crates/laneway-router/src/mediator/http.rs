@@ -376,7 +376,7 @@ fn wait(name: &str, patience: Patience) -> Verdict {
         Cause::Open => format!("the breaker of {name} is open: too many calls failed"),
         Cause::Probe => format!("the breaker of {name} is half open: another call is finding out"),
     };
-    Verdict::Wait { delay: patience.delay, reason }
+    Verdict::Wait { delay: patience.delay, called: false, reason }
 }
 
 /// What was seen of an exchange, in a form that owns it.

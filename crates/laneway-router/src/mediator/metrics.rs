@@ -131,7 +131,7 @@ mod tests {
         metrics.record(&Verdict::Done, Some(Duration::from_micros(100)));
         metrics.record(&Verdict::Done, Some(Duration::from_micros(101)));
         metrics.record(&Verdict::Again { delay: None, reason: reason() }, Some(Duration::from_secs(5_000)));
-        metrics.record(&Verdict::Wait { delay: Duration::ZERO, reason: reason() }, None);
+        metrics.record(&Verdict::Wait { delay: Duration::ZERO, called: false, reason: reason() }, None);
         metrics.record(&Verdict::Final { reason: reason() }, None);
         let snapshot = metrics.snapshot();
         assert_eq!([snapshot.done, snapshot.waits, snapshot.again, snapshot.finals], [2, 1, 1, 1]);

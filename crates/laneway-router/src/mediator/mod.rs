@@ -62,6 +62,8 @@ pub enum Verdict {
     Wait {
         /// How long.
         delay: Duration,
+        /// Whether the target was called; if not, this costs nothing of a rate either.
+        called: bool,
         /// In a few words, for whoever asks why the group waits.
         reason: String,
     },
@@ -177,7 +179,11 @@ impl Mediator for Mediators {
     fn mediate<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Verdict> {
         if self.turn.as_ref().is_some_and(|turn| !turn.is_on()) {
             let reason = "another router works: the lease of this one has ended".to_owned();
-            return Box::pin(std::future::ready(Verdict::Wait { delay: NOT_OUR_TURN, reason }));
+            return Box::pin(std::future::ready(Verdict::Wait {
+                delay: NOT_OUR_TURN,
+                called: false,
+                reason,
+            }));
         }
         match call.message.mediation_type {
             MediationType::Http => Box::pin(self.http.mediate(call)),

@@ -60,11 +60,11 @@ impl Sinks {
             return Verdict::Final { reason: format!("there is no sink {target:?} (laneway.sinks)") };
         };
         let publishing = tokio::time::timeout(self.timeout, sink.publish(vec![outgoing(call)]));
-        let absent = |reason| Verdict::Wait { delay: ABSENT, reason };
+        let absent = |reason| Verdict::Wait { delay: ABSENT, called: true, reason };
         match publishing.await {
             Err(_) => absent(format!("{target} did not answer within {:?}", self.timeout)),
             Ok(Err(SinkError::Unavailable(reason))) => absent(reason),
-            Ok(Err(SinkError::Broken(reason))) => Verdict::Wait { delay: BROKEN, reason },
+            Ok(Err(SinkError::Broken(reason))) => Verdict::Wait { delay: BROKEN, called: true, reason },
             Ok(Ok(answers)) => match answers.into_iter().next() {
                 Some(Published::Accepted { .. }) => Verdict::Done,
                 Some(Published::Refused { reason }) => Verdict::Final { reason },

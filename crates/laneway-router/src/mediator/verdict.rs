@@ -149,7 +149,11 @@ fn patience(status: u16, asked: Option<Duration>, limits: &Limits) -> Judgement 
         Some(_) => format!("{status}: the target asks for patience"),
         None => format!("{status}: the target asks for patience and does not say how long"),
     };
-    Judgement { verdict: Verdict::Wait { delay, reason }, health: Health::Neutral, cool_down: Some(delay) }
+    Judgement {
+        verdict: Verdict::Wait { delay, called: true, reason },
+        health: Health::Neutral,
+        cool_down: Some(delay),
+    }
 }
 
 fn again(status: u16, body: &[u8]) -> Judgement {
@@ -441,7 +445,7 @@ mod tests {
             let judgement = judge(observed, noon(), &limits);
             let reason = match &judgement.verdict {
                 Verdict::Done => "",
-                Verdict::Wait { delay, reason } => {
+                Verdict::Wait { delay, reason, .. } => {
                     prop_assert!((limits.wait_min..=limits.wait_max).contains(delay));
                     prop_assert_eq!(judgement.cool_down, Some(*delay));
                     reason

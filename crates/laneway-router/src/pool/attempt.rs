@@ -98,9 +98,15 @@ impl Core {
                 }
                 Outcome::Done
             }
-            Verdict::Wait { delay, reason } => {
+            Verdict::Wait { delay, called, reason } => {
                 self.counters.held_back.fetch_add(1, Relaxed);
                 delivery.note(reason);
+                if called {
+                    return Outcome::Wait(delay);
+                }
+                if settings.group_rate_per_second.is_some() {
+                    self.groups.unpace(delivery.key());
+                }
                 Outcome::Hold(delay)
             }
             Verdict::Again { delay, reason } if delivery.attempt() < settings.attempts => {

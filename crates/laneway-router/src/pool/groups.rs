@@ -292,6 +292,13 @@ impl Groups {
         }
     }
 
+    /// The target was not called after all: the group's place in its rate is free again.
+    pub(super) fn unpace(&self, key: &GroupKey) {
+        if let Some(group) = self.shard(key).groups.get_mut(key) {
+            group.next_at = None;
+        }
+    }
+
     /// An attempt begins.
     pub(super) fn begin(
         &self,

@@ -208,7 +208,12 @@ pub(crate) fn again() -> Verdict {
 }
 
 pub(crate) fn wait(delay: Duration) -> Verdict {
-    Verdict::Wait { delay, reason: "patience".to_owned() }
+    Verdict::Wait { delay, called: true, reason: "patience".to_owned() }
+}
+
+/// The same without a call: a breaker is open.
+pub(crate) fn held(delay: Duration) -> Verdict {
+    Verdict::Wait { delay, called: false, reason: "the breaker is open".to_owned() }
 }
 
 pub(crate) fn never() -> Verdict {

@@ -242,8 +242,8 @@ pub(crate) struct Wants<K> {
 pub(crate) enum Ending {
     /// What was handled is gone; what is left, if anything, was not started.
     Handled,
-    /// The first that is left failed or has to wait.
-    Defer { until: u64, attempts: u32, note: Option<String> },
+    /// The first that is left failed or has to wait. One that was not begun gives its place in the pace back.
+    Defer { until: u64, attempts: u32, was_begun: bool, note: Option<String> },
     /// The first that is left is put aside; the lane goes on.
     ParkMessage { note: Option<String> },
     /// The lane stops in front of the first that is left.

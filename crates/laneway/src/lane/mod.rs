@@ -478,9 +478,9 @@ impl<K, M> Lanes<K, M> {
         let lane = &mut self.lanes[id as usize];
         let asked_to_park = lane.extra.as_mut().is_some_and(|extra| std::mem::take(&mut extra.park_after));
         match ending {
-            Ending::Defer { until, attempts, note } => {
-                if let Some(pace) = self.pace.as_mut().filter(|_| attempts == lane.attempts) {
-                    // It was told to wait, not tried: its place in the pace is free for another.
+            Ending::Defer { until, attempts, was_begun, note } => {
+                if let Some(pace) = self.pace.as_mut().filter(|_| !was_begun) {
+                    // Its place in the pace is free for another.
                     pace.next_at = pace.next_at.saturating_sub(pace.interval);
                 }
                 lane.attempts = attempts;

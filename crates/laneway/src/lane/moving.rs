@@ -92,7 +92,9 @@ impl<K, M> Lanes<K, M> {
         let lane = &mut self.lanes[id as usize];
         let (state, attempts, note) = match ending {
             Ending::Handled => (State::Ready, lane.attempts, None),
-            Ending::Defer { until, attempts, note } => (State::Deferred { until, stamp: 0 }, attempts, note),
+            Ending::Defer { until, attempts, note, .. } => {
+                (State::Deferred { until, stamp: 0 }, attempts, note)
+            }
             Ending::ParkMessage { note } => (State::Ready, 0, note),
             Ending::ParkLane { attempts, note } => (State::Parked { since: now }, attempts, note),
         };
