@@ -5,17 +5,22 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::mediator::headers;
+use crate::router::DEFAULT_POOL;
 
 /// No message is longer than this, as JSON: what SQS takes, and enough for a pointer to anything larger.
 pub const MESSAGE_BYTES_MAX: usize = 256 * 1024;
 
 /// No identifier (id, group, pool, deduplication id) is longer than this.
 pub const NAME_BYTES_MAX: usize = 256;
+
+/// With this begins what stands in the place of a group where there is none: no group does, because names have no control characters.
+pub(crate) const NO_GROUP: char = '\u{1}';
 
 /// How many headers a message may carry, and how long each may be, name and value together.
 pub const HEADERS_MAX: usize = 64;
@@ -209,6 +214,15 @@ impl Message {
     pub fn group(&self) -> Option<&str> {
         let ordered = self.dispatch_mode != DispatchMode::Immediate;
         self.message_group_id.as_deref().map(str::trim).filter(|group| ordered && !group.is_empty())
+    }
+
+    /// The line that it stands in without a group, where those are in order: one for each pool, under a name that no group has.
+    pub(crate) fn line(&self) -> Arc<str> {
+        let pool = match self.pool_code.trim() {
+            "" => DEFAULT_POOL,
+            code => code,
+        };
+        format!("{NO_GROUP}{pool}").into()
     }
 
     /// Whether it is within the limits.

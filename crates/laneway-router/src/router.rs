@@ -813,13 +813,15 @@ struct Route {
     pool: Arc<Pool>,
     key: GroupKey,
     foreign: Option<Arc<str>>,
+    /// Of a message without a group that is in order all the same.
+    line: Option<Arc<str>>,
 }
 
 impl Route {
-    /// The group that the message is ordered by.
+    /// What the source orders the message by: its group, whatever pool it is for, or its [line](Message::line).
     fn group(&self) -> Option<&Arc<str>> {
         match &self.key {
-            GroupKey::Named(name) => Some(name),
+            GroupKey::Named(name) => Some(self.line.as_ref().unwrap_or(name)),
             GroupKey::Alone(_) => None,
         }
     }
@@ -853,7 +855,7 @@ impl Intake {
             let delay = returns.unwrap_or_default().max(self.patience);
             return held.settle(Disposal::GiveBack { delay });
         }
-        let Route { pool, key, foreign } = route;
+        let Route { pool, key, foreign, .. } = route;
         match pool.place(Entry { message, sequence, held, key, foreign }) {
             Ok(placed) => match self.placed.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &pool)) {
                 Some((_, others)) => others.push(placed),
@@ -953,14 +955,14 @@ impl Inner {
         let ordered = message.dispatch_mode != crate::message::DispatchMode::Immediate;
         let group = delivery.group.clone().filter(|group| ordered && !group.trim().is_empty());
         let group = group.or_else(|| message.group().map(Arc::from));
-        let key = match group {
-            Some(group) => GroupKey::Named(group),
+        let (key, line) = match group {
+            Some(group) => (GroupKey::Named(group), None),
             None if ordered && pool.settings().ungrouped == Ungrouped::Serial => {
-                GroupKey::Named(DEFAULT_GROUP.into())
+                (GroupKey::Named(DEFAULT_GROUP.into()), Some(message.line()))
             }
-            None => GroupKey::Alone(self.alone.fetch_add(1, Relaxed)),
+            None => (GroupKey::Alone(self.alone.fetch_add(1, Relaxed)), None),
         };
-        Route { pool: Arc::clone(pool), key, foreign }
+        Route { pool: Arc::clone(pool), key, foreign, line }
     }
 
     fn quarantine(&self, feed: &Arc<Feed>, delivery: &Delivery, why: &str) {

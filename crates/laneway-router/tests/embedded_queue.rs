@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use laneway_router::message::Message;
 use laneway_router::parks::Parked;
+use laneway_router::router::DEFAULT_POOL;
 use laneway_router::source::embedded::{
     BATCH_MAX, Commit, Durability, EmbeddedQueue, EmbeddedStore, GroupState, OpenError, Options, ParkNote,
     Place, Publication, Published, QueueError, QueueOptions, Refusal, SearchLimits, Ungrouped,
@@ -466,6 +468,57 @@ async fn messages_without_a_group_are_unordered_or_one_group_as_the_queue_says()
     assert_eq!(texts(&claim(&serial, 1).await), ["0"]);
     assert!(claim(&other, 2).await.is_empty(), "the one group is held");
     assert_eq!(texts(&claim(&serial, 9).await), ["1", "2"]);
+}
+
+/// Also after the file was opened again, and as dead letters that are redriven.
+#[tokio::test]
+async fn messages_of_the_router_without_a_group_stand_in_the_line_of_their_pool() {
+    let place = place();
+    let open = || {
+        let options = with_queue(QueueOptions { ungrouped: Ungrouped::Serial, ..QueueOptions::default() });
+        let store = EmbeddedStore::open(&place.path, options).expect("a store");
+        let queue = store.queue("orders").expect("a queue");
+        (store, queue)
+    };
+    let message = |id: &str, pool: &str, mode: &str| {
+        let json = serde_json::json!({ "id": id, "poolCode": pool, "mediationType": "SIMULATED", "dispatchMode": mode });
+        Publication::of(&Message::parse(json.to_string().as_bytes()).expect("a message"))
+    };
+    let ids = |deliveries: &[Delivery]| {
+        assert!(deliveries.iter().all(|delivery| delivery.group.is_none()));
+        let id = |delivery: &Delivery| Message::parse(&delivery.text).expect("a message").id;
+        deliveries.iter().map(id).collect::<Vec<_>>()
+    };
+    let sorted = |mut ids: Vec<String>| {
+        ids.sort();
+        ids
+    };
+    let (now, next) = ("IMMEDIATE", "NEXT_ON_ERROR");
+    let (store, queue) = open();
+    let late = [message("x-1", "x", next), message("now-1", "x", now)];
+    publish(&queue, late.map(|late| late.delay(MINUTE * 60))).await;
+    let all = [("x-2", "x", next), ("now-2", "x", now), ("y", "y", next)];
+    publish(&queue, all.map(|(id, pool, mode)| message(id, pool, mode))).await;
+    publish(&queue, [message("none", " ", next), message("default", DEFAULT_POOL, next)]).await;
+    let held = claim(&queue, 9).await;
+    assert_eq!(sorted(ids(&held)), ["default", "none", "now-2", "y"]);
+    settle(&queue, &held, Disposal::DeadLetter { reason: "no".to_owned() }).await;
+    assert_eq!(queue.group_count(), 1);
+    store.close().await;
+    drop((store, queue));
+
+    let (store, queue) = open();
+    assert!(queue.dead_letters(0, 9).await.expect("letters").iter().all(|kept| kept.group.is_none()));
+    assert_eq!(queue.redrive(None, 9).await, Ok(4));
+    let (views, _) = queue.groups(0, 9).await.expect("groups");
+    assert_eq!((views.len(), views.iter().all(|view| view.name.is_none())), (3, true));
+    // What names the default pool is in one line with what names none.
+    let mut held = ids(&claim(&queue, 3).await);
+    let other = store.queue("orders").expect("another consumer");
+    assert!(claim(&other, 9).await.is_empty());
+    held.extend(ids(&claim(&queue, 9).await));
+    assert!(held.iter().position(|id| id == "none") < held.iter().position(|id| id == "default"));
+    assert_eq!(sorted(held), ["default", "none", "now-2", "y"]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -405,6 +405,74 @@ async fn pitfall_17_a_slow_pool_does_not_block_its_queue() {
     assert_eq!(rig.log.all_done(), 200);
 }
 
+/// Nor do messages without a group, in a queue that orders them: each pool has a line of its own, and what is to be sent immediately stands in none.
+#[tokio::test(start_paused = true)]
+async fn pitfall_17_messages_without_a_group_wait_for_nobody_elses() {
+    let rig = Rig::new(
+        roomy(),
+        script(|seen| async move { if seen.pool == "sick" { never() } else { Verdict::Done } }),
+    );
+    let sick = PoolSettings { attempts: 1, exhausted: Exhausted::GiveBack(MINUTE), ..roomy() };
+    rig.router.add_pool("sick", sick).unwrap();
+    rig.publish_to("sick", "", 2, |_| {}).await;
+    rig.publish_to("sick", "label", 2, |message| message.dispatch_mode = DispatchMode::Immediate).await;
+    rig.read();
+    rig.until("they are back", |rig| {
+        let given_back = rig.router.pool_view("sick").unwrap().counts.given_back;
+        given_back == 4 && rig.depth().leased == 0
+    })
+    .await;
+    let begin = Instant::now();
+    rig.publish_to("", "", 20, |_| {}).await;
+    rig.publish_to("", "label", 20, |message| message.dispatch_mode = DispatchMode::Immediate).await;
+    rig.done(40).await;
+    assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
+    assert_eq!(rig.log.done("__DEFAULT__"), (2..22).collect::<Vec<_>>());
+    // Those of the sick pool come again in their time.
+    rig.until("they have come again", |rig| rig.router.pool_view("sick").unwrap().counts.given_back == 8)
+        .await;
+    assert!(begin.elapsed() <= MINUTE);
+}
+
+/// Nor where their pool has no room, or does not take any.
+#[tokio::test(start_paused = true)]
+async fn pitfall_17_a_pool_that_refuses_messages_without_a_group_refuses_its_own() {
+    let gate = Gate::new();
+    let pass = gate.clone();
+    let rig = Rig::new(
+        roomy(),
+        script(move |seen| {
+            let gate = pass.clone();
+            async move {
+                if seen.pool == "full" {
+                    gate.pass().await;
+                }
+                Verdict::Done
+            }
+        }),
+    );
+    let full = PoolSettings { capacity: 2, group_capacity: 2, ..roomy() };
+    rig.router.add_pool("full", full).unwrap();
+    // All in one claim.
+    rig.publish_to("full", "", 5, |_| {}).await;
+    rig.publish("", 20).await;
+    let begin = Instant::now();
+    rig.read();
+    rig.until("the others are done", |rig| rig.log.all_done() == 20).await;
+    assert!(begin.elapsed() < millis(50), "{:?}", begin.elapsed());
+    gate.open_for_good();
+    rig.drained().await;
+    let (full, others): (Vec<u64>, Vec<u64>) = rig
+        .log
+        .events()
+        .iter()
+        .filter(|event| event.what == What::Ended(Verdict::Done))
+        .map(|event| event.seen.number)
+        .partition(|number| *number < 5);
+    assert!(full.is_sorted() && full.len() == 5, "{full:?}");
+    assert!(others.is_sorted() && others.len() == 20, "{others:?}");
+}
+
 /// Messages without order wait each for itself: thousands that were told to come a second later all come a second later.
 #[tokio::test(start_paused = true)]
 async fn pitfall_18_unordered_messages_are_not_put_off_one_after_the_other() {

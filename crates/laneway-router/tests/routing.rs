@@ -18,6 +18,9 @@ fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
+/// A queue that orders messages without a group, as it is if nobody says otherwise, and one that does not.
+const QUEUES: [embedded::Ungrouped; 2] = [embedded::Ungrouped::Serial, embedded::Ungrouped::Unordered];
+
 // ── document 004 ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 #[tokio::test(start_paused = true)]
@@ -688,23 +691,29 @@ async fn messages_without_a_group_are_one_group() {
 
 #[tokio::test(start_paused = true)]
 async fn messages_without_a_group_can_be_unordered() {
-    let rig = Rig::new(PoolSettings { ungrouped: Ungrouped::Unordered, ..roomy() }, takes(millis(100)));
-    rig.publish("", 20).await;
-    // A group is only a label to a message that is to be sent immediately.
-    rig.publish_to("", "label", 20, |message| message.dispatch_mode = DispatchMode::Immediate).await;
-    let begin = Instant::now();
-    rig.read();
-    rig.drained().await;
-    assert!(begin.elapsed() <= millis(440), "{:?}", begin.elapsed());
-    assert_eq!(rig.log.all_done(), 40);
-    assert_eq!(rig.log.running_most(), 10);
+    for queue in QUEUES {
+        let pool = PoolSettings { ungrouped: Ungrouped::Unordered, ..roomy() };
+        let rig = Rig::on(queue, pool, takes(millis(100)));
+        rig.publish("", 20).await;
+        // A group is only a label to a message that is to be sent immediately.
+        rig.publish_to("", "label", 20, |message| message.dispatch_mode = DispatchMode::Immediate).await;
+        let begin = Instant::now();
+        rig.read();
+        rig.drained().await;
+        assert!(begin.elapsed() <= millis(440), "{:?}", begin.elapsed());
+        assert_eq!(rig.log.all_done(), 40);
+        assert_eq!(rig.log.running_most(), 10);
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_message_without_a_group_is_never_parked() {
     let ungrouped = Ungrouped::Unordered;
-    for exhausted in [Exhausted::ParkGroup, Exhausted::DeadLetter] {
-        let rig = Rig::new(
+    for (queue, exhausted) in
+        QUEUES.into_iter().flat_map(|queue| [(queue, Exhausted::ParkGroup), (queue, Exhausted::DeadLetter)])
+    {
+        let rig = Rig::on(
+            queue,
             PoolSettings { attempts: 1, exhausted, ungrouped, ..roomy() },
             script(|seen| async move { if seen.number % 2 == 0 { never() } else { Verdict::Done } }),
         );
@@ -722,19 +731,22 @@ async fn a_message_without_a_group_is_never_parked() {
 #[tokio::test(start_paused = true)]
 async fn a_message_without_a_group_goes_back_alone() {
     let (exhausted, ungrouped) = (Exhausted::GiveBack(Duration::from_secs(5)), Ungrouped::Unordered);
-    let first = std::sync::atomic::AtomicBool::new(true);
-    let rig = Rig::new(
-        PoolSettings { attempts: 1, exhausted, ungrouped, ..roomy() },
-        script(move |seen| {
-            let fails = seen.number == 1 && first.swap(false, std::sync::atomic::Ordering::Relaxed);
-            async move { if fails { again() } else { Verdict::Done } }
-        }),
-    );
-    rig.publish_to("", "", 4, |message| message.dispatch_mode = DispatchMode::BlockOnError).await;
-    rig.read();
-    rig.drained().await;
-    assert_eq!(rig.log.all_done(), 4);
-    assert_eq!(rig.log.count(|event| event.what == What::Began), 5);
+    for queue in QUEUES {
+        let first = std::sync::atomic::AtomicBool::new(true);
+        let rig = Rig::on(
+            queue,
+            PoolSettings { attempts: 1, exhausted, ungrouped, ..roomy() },
+            script(move |seen| {
+                let fails = seen.number == 1 && first.swap(false, std::sync::atomic::Ordering::Relaxed);
+                async move { if fails { again() } else { Verdict::Done } }
+            }),
+        );
+        rig.publish_to("", "", 4, |message| message.dispatch_mode = DispatchMode::BlockOnError).await;
+        rig.read();
+        rig.drained().await;
+        assert_eq!(rig.log.all_done(), 4);
+        assert_eq!(rig.log.count(|event| event.what == What::Began), 5);
+    }
 }
 
 #[tokio::test(start_paused = true)]

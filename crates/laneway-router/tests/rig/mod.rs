@@ -458,9 +458,14 @@ pub(crate) fn message(group: &str, number: u64, pool: &str) -> Message {
 }
 
 impl Rig {
-    /// A router with this default pool. It reads nothing before [`read`](Rig::read).
+    /// A router with this default pool, and a queue as the service makes it. It reads nothing before [`read`](Rig::read).
     pub(crate) fn new(default: PoolSettings, script: Script) -> Self {
-        let queue = QueueOptions { ungrouped: Ungrouped::Unordered, ..QueueOptions::default() };
+        Rig::on(Ungrouped::Serial, default, script)
+    }
+
+    /// The same on a queue that keeps messages without a group like this.
+    pub(crate) fn on(ungrouped: Ungrouped, default: PoolSettings, script: Script) -> Self {
+        let queue = QueueOptions { ungrouped, ..QueueOptions::default() };
         let options = Options { commit: Commit::Inline, queue, ..Options::default() };
         let store = EmbeddedStore::in_memory(options).expect("a store");
         let queue = store.queue("orders").expect("a queue");

@@ -26,6 +26,7 @@ use rusqlite::types::ValueRef;
 use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
 
 use super::index::{Millis, Sequence};
+use super::publication::name_of;
 use super::{Durability, OpenError, sweep};
 use crate::parks::Parked;
 use crate::source::SourceError;
@@ -568,7 +569,7 @@ impl File {
         let rows = statement.query_map(params![queue, kind as i64, after as i64, most as i64], |row| {
             Ok(Kept {
                 sequence: integer(row.get_ref(0)),
-                group: bytes(row.get_ref(1)?).map(|group| String::from_utf8_lossy(group).into()),
+                group: name(row.get_ref(1)?).map(|group| String::from_utf8_lossy(group).into()),
                 attempts: integer(row.get_ref(2)) as u32,
                 published_millis: integer(row.get_ref(3)),
                 kept_millis: integer(row.get_ref(4)),
@@ -591,6 +592,7 @@ impl File {
         let Some(row) = rows.next()? else { return Ok(Loaded::Missing) };
         let group = match row.get_ref(0)? {
             ValueRef::Null => None,
+            ValueRef::Text(written) if name_of(written).is_none() => None,
             ValueRef::Text(name) => match std::str::from_utf8(name) {
                 Ok(name) => Some(name.into()),
                 Err(_) => return Ok(Loaded::Unreadable("the name of its group is not UTF-8".to_owned())),
@@ -635,7 +637,7 @@ impl File {
             passed += 1;
             if integer(row.get_ref(1)) == u64::from(queue) && is_there(&sequence) {
                 slice.looked += 1;
-                let (group, body) = (bytes(row.get_ref(4)?), bytes(row.get_ref(5)?).unwrap_or_default());
+                let (group, body) = (name(row.get_ref(4)?), bytes(row.get_ref(5)?).unwrap_or_default());
                 read += body.len();
                 let group = group.and_then(|name| std::str::from_utf8(name).ok());
                 if let Some(group) = group.filter(|group| group.contains(text))
@@ -667,7 +669,7 @@ impl File {
             self.connection.prepare_cached("SELECT grouping FROM messages WHERE sequence = ?1")?;
         let mut rows = statement.query([sequence as i64])?;
         let Some(row) = rows.next()? else { return Ok(None) };
-        Ok(bytes(row.get_ref(0)?).map(|name| String::from_utf8_lossy(name).into()))
+        Ok(name(row.get_ref(0)?).map(|name| String::from_utf8_lossy(name).into()))
     }
 
     /// Carries the log over into the file and lets go of it.
@@ -689,6 +691,11 @@ fn bytes(value: ValueRef<'_>) -> Option<&[u8]> {
         ValueRef::Text(bytes) | ValueRef::Blob(bytes) => Some(bytes),
         _ => None,
     }
+}
+
+/// The name of a group, if there is one.
+fn name(value: ValueRef<'_>) -> Option<&[u8]> {
+    bytes(value).and_then(name_of)
 }
 
 /// Whether the disk, or the limit of the file, is full.

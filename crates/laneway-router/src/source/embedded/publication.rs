@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::BATCH_MAX;
-use crate::message::{MESSAGE_BYTES_MAX, Message, NAME_BYTES_MAX};
+use crate::message::{DispatchMode, MESSAGE_BYTES_MAX, Message, NAME_BYTES_MAX, NO_GROUP};
 use crate::source::SourceError;
 
 /// A message on its way into a queue.
@@ -18,6 +18,8 @@ pub struct Publication {
     pub delay: Duration,
     /// Within the queue's window, a second message with the same one is not stored.
     pub deduplication_id: Option<Arc<str>>,
+    /// Of a message of the router without a group: what it stands in line with, where those are in order. See [`written`](Self::written).
+    line: Option<Arc<str>>,
 }
 
 /// Without the text, which may hold secrets.
@@ -36,17 +38,30 @@ impl Publication {
     /// A message without a group.
     pub fn new(text: impl AsRef<[u8]>) -> Self {
         let text = text.as_ref().into();
-        Publication { text, group: None, delay: Duration::ZERO, deduplication_id: None }
+        Publication { text, group: None, delay: Duration::ZERO, deduplication_id: None, line: None }
     }
 
-    /// A message of the router, with the group and the deduplication id that it names.
+    /// A message of the router, with the group and the deduplication id that it names. Where messages without a group are in order, those of one pool
+    /// do not wait for those of another, and one that is to be sent immediately waits for nobody.
     pub fn of(message: &Message) -> Self {
+        let line = || match message.dispatch_mode {
+            DispatchMode::Immediate => NO_GROUP.to_string().into(),
+            _ => message.line(),
+        };
+        let group = message.group().map(Arc::from);
         Publication {
             text: message.to_json().into_bytes().into(),
-            group: message.group().map(Arc::from),
+            line: group.is_none().then(line),
+            group,
             delay: Duration::ZERO,
             deduplication_id: message.deduplication_id.as_deref().map(Arc::from),
         }
+    }
+
+    /// What is written into the file in the place of a group: its name; else, behind [`NO_GROUP`], the line that the message stands in, or nothing if it
+    /// is in none; or nothing at all if that is not known, and then it stands in line with all others of which it is not.
+    pub(super) fn written(&self) -> Option<&Arc<str>> {
+        self.group.as_ref().or(self.line.as_ref())
     }
 
     /// With a group.
@@ -66,6 +81,11 @@ impl Publication {
     pub fn deduplication_id(self, id: impl Into<Arc<str>>) -> Self {
         Publication { deduplication_id: Some(id.into()), ..self }
     }
+}
+
+/// The name of a group, if it is one that is [written](Publication::written) in its place.
+pub(super) fn name_of(written: &[u8]) -> Option<&[u8]> {
+    Some(written).filter(|written| written.first() != Some(&(NO_GROUP as u8)))
 }
 
 /// What became of a message that was published.

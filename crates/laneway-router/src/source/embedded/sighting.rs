@@ -8,7 +8,7 @@ use super::GroupState;
 /// A group of a queue, for those who look.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupView {
-    /// Its name; none for the group of all messages that have none.
+    /// Its name; none for a line of messages that have none.
     pub name: Option<Arc<str>>,
     /// How many messages it has, leased ones included.
     pub depth: usize,

@@ -37,6 +37,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc, oneshot};
 use super::bodies::Bodies;
 use super::file::{Body, File, Kept, Kind, Loaded, ParkNote, Shelf, Slice, is_full, source_error};
 use super::index::{Fingerprint, Index, Millis, Sequence};
+use super::publication::name_of;
 use super::sweep::{MANY, Sweep};
 use super::{Publication, PublishError, Published, QueueOptions, Refusal, Ungrouped};
 use crate::source::SourceError;
@@ -85,14 +86,14 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The lane of a group's name; none for a message that is loose.
-    pub(super) fn fingerprint(&self, group: Option<&[u8]>) -> Option<Fingerprint> {
+    /// The lane of what is [written](Publication::written) in the place of a group; none for a message that is loose.
+    pub(super) fn fingerprint(&self, written: Option<&[u8]>) -> Option<Fingerprint> {
         use std::hash::BuildHasher;
-        match (group, self.options.ungrouped) {
-            (Some(name), _) => Some(self.hashing.hash_one(name)),
-            (None, Ungrouped::Serial) => Some(self.hashing.hash_one::<&[u8]>(&[])),
-            (None, Ungrouped::Unordered) => None,
-        }
+        let written = written.unwrap_or_default();
+        let is_named = !written.is_empty() && name_of(written).is_some();
+        // A mark with nothing behind it is in no line.
+        let is_in_line = self.options.ungrouped == Ungrouped::Serial && written.len() != 1;
+        (is_named || is_in_line).then(|| self.hashing.hash_one(written))
     }
 }
 
@@ -551,7 +552,7 @@ impl Batch<'_> {
         }
         let sequence = self.sequence();
         let due = due(publication.delay, now);
-        let body = Body { group: publication.group.clone(), text: Arc::clone(&publication.text) };
+        let body = Body { group: publication.written().cloned(), text: Arc::clone(&publication.text) };
         self.file.add_message(sequence, queue.id, due, now, &body)?;
         let window = queue.options.deduplication_window.as_millis() as u64;
         for id in ids.iter().flatten() {
@@ -678,7 +679,7 @@ fn appear(queue: &Shared, publications: Vec<Publication>, published: &[Published
         if published.duplicate {
             continue;
         }
-        let fingerprint = queue.fingerprint(publication.group.as_deref().map(str::as_bytes));
+        let fingerprint = queue.fingerprint(publication.written().map(|written| written.as_bytes()));
         let Publication { text, group, delay, .. } = publication;
         state.index.append(published.sequence, fingerprint, due(delay, now), 0);
         state.bodies.offer(published.sequence, Body { group, text });
