@@ -51,6 +51,10 @@ const CLAIM: usize = 512;
 /// How long a claim waits for something to come before it is asked again.
 const CLAIM_WAIT: Duration = Duration::from_secs(10);
 
+/// How often it is looked whether slots are idle while there is less room than a claim is worth: often enough to keep a few of them busy, and seldom enough that what it
+/// costs a busy pool, of which some slot or other is always between two messages, cannot be measured.
+const IDLE_LOOK: Duration = Duration::from_millis(10);
+
 /// How long a source may take to say what it holds before it is shown without.
 const DEPTH_WAIT: Duration = Duration::from_secs(3);
 
@@ -511,7 +515,7 @@ impl Router {
 
     /// Whether a pool takes more messages now.
     pub fn has_room(&self, code: &str) -> Result<bool, RouterError> {
-        Ok(self.pool(code)?.appetite() > 0)
+        Ok(self.pool(code)?.free() > 0)
     }
 
     /// Why the next message of a group is not with its target, or that it is.
@@ -715,14 +719,23 @@ async fn take_in(inner: Arc<Inner>, feed: Arc<Feed>) {
     let mut closing = inner.closing.subscribe();
     let mut stopping = feed.stopping.subscribe();
     let mut pause = RETRY.0;
+    let mut next_look = Instant::now();
     while !*closing.borrow() && !*stopping.borrow() {
         // Those who bring more go first: what has come is taken in many at a time, not as each comes.
         tokio::task::yield_now().await;
         let made = inner.room.notified();
-        let room = inner.roomiest();
+        // Nobody says when slots fall idle beside the little that is free.
+        let now = Instant::now();
+        let looks_closer = now >= next_look;
+        if looks_closer {
+            next_look = now + IDLE_LOOK;
+        }
+        let room = inner.roomiest(looks_closer);
         if room == 0 {
+            let is_some_free = inner.pools.load().values().any(|pool| pool.free() > 0);
             tokio::select! {
                 () = made => {}
+                () = tokio::time::sleep_until(next_look), if is_some_free => {}
                 _ = closing.changed() => {}
                 _ = stopping.changed() => {}
             }
@@ -898,10 +911,10 @@ impl Inner {
     }
 
     /// How many messages the pool with the most room asks for, as far as that matters to a claim.
-    fn roomiest(&self) -> usize {
+    fn roomiest(&self, looks_closer: bool) -> usize {
         let mut most = 0;
         for pool in self.pools.load().values() {
-            most = most.max(pool.appetite());
+            most = most.max(pool.appetite(looks_closer));
             if most >= CLAIM {
                 break;
             }

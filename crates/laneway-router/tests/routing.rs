@@ -318,6 +318,29 @@ async fn a_pool_never_holds_more_than_its_capacity_and_asks_for_no_more() {
     rig.drained().await;
 }
 
+/// Most of a pool waits for an hour, and what is left is less than is usually worth a claim: the slots are idle, so it is used.
+#[tokio::test(start_paused = true)]
+async fn the_little_that_is_free_is_used_while_slots_are_idle() {
+    let rig = Rig::new(
+        PoolSettings::default(),
+        script(|seen| async move {
+            tokio::time::sleep(millis(5)).await;
+            if seen.group.starts_with("patient") { wait(Duration::from_secs(3_600)) } else { Verdict::Done }
+        }),
+    );
+    for group in 0..4 {
+        rig.publish(&format!("patient-{group}"), 440).await;
+    }
+    rig.read();
+    rig.until("they are in the pool", |rig| rig.router.held() == 1_760).await;
+    let begin = Instant::now();
+    for group in 0..100 {
+        rig.publish(&format!("g{group}"), 10).await;
+    }
+    rig.done(1_000).await;
+    assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_capacity_of_a_group_follows_its_history() {
     let pool = PoolSettings {

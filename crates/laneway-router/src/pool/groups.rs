@@ -311,6 +311,13 @@ impl Groups {
         self.shard(key).running.insert(key.clone(), Running { message, attempt, since, slot });
     }
 
+    /// How many attempts are under way.
+    pub(super) fn running(&self) -> usize {
+        let running =
+            |shard: &Mutex<Shard>| shard.lock().unwrap_or_else(PoisonError::into_inner).running.len();
+        self.shards.iter().map(running).sum()
+    }
+
     /// The attempts that began first, oldest first.
     pub(super) fn in_flight(&self, most: usize) -> Vec<InFlight> {
         let mut all = Vec::new();

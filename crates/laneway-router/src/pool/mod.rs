@@ -268,10 +268,11 @@ impl Core {
         }
         self.tempo.lock().unwrap_or_else(PoisonError::into_inner).one_left();
         let left = left.saturating_sub(self.groups.parked_messages());
-        // To wake the intake for each message would cost more than most of what is done for it. It sleeps while there is less room than a claim is
-        // worth, and messages leave one by one: one of them comes to exactly as much.
+        // To wake the intake for each message would cost more than most of what is done for it. It sleeps while there is no room, looks up now and then
+        // while there is less than a claim is worth, and messages leave one by one: one of them comes to exactly as much.
         let capacity = self.settings.load().capacity;
-        let makes_room = capacity.checked_sub(left).is_some_and(|free| free == worth_a_claim(capacity));
+        let makes_room =
+            capacity.checked_sub(left).is_some_and(|free| free == 1 || free == worth_a_claim(capacity));
         if makes_room || foreign.is_some() || self.watchers.load(SeqCst) > 0 {
             self.room.notify_waiters();
         }
@@ -517,13 +518,21 @@ impl Pool {
     }
 
     /// How many more messages it asks for. None while little is free: a claim for each message that leaves would cost more than the
-    /// message, and what is here keeps the slots busy meanwhile.
-    pub(crate) fn appetite(&self) -> usize {
+    /// message, and what is here keeps the slots busy meanwhile. Where it does not, because it waits for long, whatever is free is asked for by whoever
+    /// `looks_closer`.
+    pub(crate) fn appetite(&self, looks_closer: bool) -> usize {
+        let free = self.free();
+        let settings = self.settings();
+        let is_asked_for = free >= worth_a_claim(settings.capacity)
+            || (looks_closer && free > 0 && self.core.groups.running() < settings.concurrency);
+        if is_asked_for { free } else { 0 }
+    }
+
+    /// How many more messages there is room for.
+    pub(crate) fn free(&self) -> usize {
         match self.state() {
             PoolState::Open | PoolState::Paused => {
-                let capacity = self.settings().capacity;
-                let free = capacity.saturating_sub(self.core.counted());
-                if free >= worth_a_claim(capacity) { free } else { 0 }
+                self.settings().capacity.saturating_sub(self.core.counted())
             }
             PoolState::Waiting | PoolState::Draining => 0,
         }
