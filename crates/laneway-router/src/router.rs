@@ -12,6 +12,9 @@
 //!   code unknown, and the default pool stands in.
 //! * A pool comes while the default pool still has messages that asked for it. It waits for those before it takes any itself.
 //!
+//! In both cases what would be waited for in vain (groups that are parked, or have to wait for long) goes back to its source, and comes again to the pool
+//! that has taken over. A parked group is parked there, too, before its first message can come.
+//!
 //! For both it matters that nobody is in the middle of taking a message in by what was so a moment ago. The intake holds `routing` to read from
 //! looking for the pool until the message is in it; whoever changes what pools there are, or what they do, takes it to write.
 
@@ -31,8 +34,8 @@ use crate::mediator::{Mediator, MetricsSnapshot};
 use crate::message::Message;
 use crate::parks::{Parked, Parks};
 use crate::pool::{
-    BadSetting, DEFAULT_GROUP, Entry, GroupKey, GroupNotes, InFlight, NoRoom, Placed, Pool, PoolCounts,
-    PoolSettings, PoolState, Shared, Ungrouped, Waiting,
+    BadSetting, DEFAULT_GROUP, Entry, GroupKey, GroupNotes, InFlight, LOOK_FOR_STUCK, NoRoom, Placed, Pool,
+    PoolCounts, PoolSettings, PoolState, Shared, Ungrouped, Waiting,
 };
 use crate::record::Record;
 use crate::settle::{Ledger, LedgerCounts, Taken};
@@ -387,6 +390,9 @@ impl Router {
         let has_sources = !self.inner.feeds.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
         let state = if has_sources { PoolState::Waiting } else { PoolState::Open };
         let pool = Pool::start(code.into(), settings, mediator, state, shared);
+        if let Some(stand_in) = pools.get(DEFAULT_POOL) {
+            stand_in.bequeath_foreign(&pool);
+        }
         let mut more = BTreeMap::clone(&pools);
         more.insert(Arc::clone(pool.code()), Arc::clone(&pool));
         self.inner.pools.store(Arc::new(more));
@@ -445,11 +451,12 @@ impl Router {
             // Somebody else may have removed it too, and added another one by now.
             if fewer.get(code).is_some_and(|there| Arc::ptr_eq(there, &pool)) {
                 fewer.remove(code);
+                let stand_in = fewer.get(DEFAULT_POOL).expect("the default pool is never removed");
+                pool.bequeath_parked(stand_in);
                 self.inner.pools.store(Arc::new(fewer));
             }
         }
         pool.end().await;
-        pool.forget_parked();
         Ok(())
     }
 
@@ -669,15 +676,21 @@ fn view(pool: &Pool) -> PoolView {
 /// Opens a new pool once the default pool has no message left that asked for it.
 async fn open_when_free(inner: Arc<Inner>, pool: Arc<Pool>) {
     let mut closing = inner.closing.subscribe();
+    let mut next_look = Instant::now();
     while pool.state() == PoolState::Waiting && !*closing.borrow() {
         let left = inner.room.notified();
         let stand_in = inner.pools.load().get(DEFAULT_POOL).cloned();
         // Nobody gives it another one: since the pool is known, the intake finds it.
-        if stand_in.is_none_or(|stand_in| stand_in.stands_in_for(pool.code()) == 0) {
+        let Some(stand_in) = stand_in.filter(|stand_in| stand_in.stands_in_for(pool.code()) > 0) else {
             return pool.open();
+        };
+        if Instant::now() >= next_look {
+            stand_in.give_back_stuck(Some(&pool));
+            next_look = Instant::now() + LOOK_FOR_STUCK;
         }
         tokio::select! {
             () = left => {}
+            () = tokio::time::sleep_until(next_look) => {}
             _ = closing.changed() => {}
         }
     }

@@ -33,7 +33,7 @@ use crate::history::{self, History};
 use crate::ingress::{self, Ingress};
 use crate::mediator::{HttpMediator, Mediator, Mediators, Signer, Simulated, Sinks};
 use crate::parks::{self, Parks};
-use crate::pool::PoolSettings;
+use crate::pool::{PoolSettings, PoolState};
 use crate::record::Record;
 use crate::router::{
     DEFAULT_POOL, MakeMediator, POOLS_MAX, Router, RouterError, RouterReport, SourceSettings,
@@ -44,7 +44,7 @@ use crate::source::sink::{ConfiguredSink, Sink};
 use crate::standby::Turn;
 use crate::targets::TestTargets;
 
-/// A pool that a reload removes may take this long to drain; then it goes on draining, and a warning says so.
+/// When a pool that a reload removes takes this long to drain, a warning says so, and another one whenever it has taken as long again.
 const REMOVAL: Duration = Duration::from_secs(3_600);
 
 /// How long a shutdown waits for the last answers of the API.
@@ -411,16 +411,14 @@ impl Service {
         }
         for view in pools {
             let Some(settings) = new.pools.get(&*view.code) else { continue };
+            // It comes again as a new one.
+            if view.state == PoolState::Draining {
+                continue;
+            }
             if settings.affinity != view.settings.affinity {
                 problems.push(format!(
                     "laneway.pools.{}.affinity = {}: it stays {} while the pool lives; remove the pool and add it again",
                     view.code, settings.affinity, view.settings.affinity
-                ));
-            }
-            if view.state == crate::pool::PoolState::Draining {
-                problems.push(format!(
-                    "laneway.pools.{}: the pool is draining; wait until it is gone",
-                    view.code
                 ));
             }
         }
@@ -429,7 +427,7 @@ impl Service {
 
     fn apply_pools(&self, old: &Config, new: &Config, done: &mut Reloaded) -> Result<(), ReloadError> {
         let now: BTreeMap<_, _> =
-            self.router().pools().into_iter().map(|view| (view.code.to_string(), view.settings)).collect();
+            self.router().pools().into_iter().map(|view| (view.code.to_string(), view)).collect();
         let failed = |error: RouterError| ReloadError::Impossible(vec![error.to_string()]);
         for (code, settings) in &new.pools {
             match now.get(code) {
@@ -437,9 +435,13 @@ impl Service {
                     self.router().add_pool(code, settings.clone()).map_err(failed)?;
                     done.changed.push(format!("pool {code} was added"));
                 }
-                Some(before) if **before != *settings => {
+                Some(before) if before.state == PoolState::Draining => {
+                    self.remove_in_background(code.clone());
+                    done.changed.push(format!("pool {code} is draining, and is added again when it is gone"));
+                }
+                Some(before) if *before.settings != *settings => {
                     self.router().change_pool(code, settings.clone()).map_err(failed)?;
-                    done.changed.push(format!("pool {code}: {}", differences(before, settings)));
+                    done.changed.push(format!("pool {code}: {}", differences(&before.settings, settings)));
                 }
                 Some(_) => {}
             }
@@ -452,16 +454,26 @@ impl Service {
         Ok(())
     }
 
+    /// Removes a pool, however long it takes to drain. If a later reload has named it again meanwhile, it is added again.
     fn remove_in_background(&self, code: String) {
         // At once, so that whoever looks after the reload sees it drain.
         let _ = self.router().drain_pool(&code);
         let service = self.clone();
         tokio::spawn(async move {
-            match service.router().remove_pool(&code, REMOVAL).await {
-                Ok(()) | Err(RouterError::NoSuchPool(_)) => {}
-                Err(error) => {
-                    service.router().warnings().give("pool", format!("pool {code} was to go: {error}"));
+            let router = service.router();
+            let drains = || router.pool_view(&code).is_ok_and(|view| view.state == PoolState::Draining);
+            // Somebody else may have removed it and added another one: that one stays.
+            while drains() && !service.is_closing() {
+                if let Err(error) = router.remove_pool(&code, REMOVAL).await {
+                    router.warnings().give("pool", format!("pool {code} was to go: {error}"));
                 }
+            }
+            let _alone = service.inner.reloading.lock().await;
+            if let Some(settings) = service.config().pools.get(&code)
+                && router.pool_view(&code).is_err()
+                && let Err(error) = router.add_pool(&code, settings.clone())
+            {
+                router.warnings().give("pool", format!("pool {code} was to come again: {error}"));
             }
         });
     }

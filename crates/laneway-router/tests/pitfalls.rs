@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use laneway_router::mediator::Verdict;
 use laneway_router::message::DispatchMode;
-use laneway_router::pool::{Exhausted, PoolSettings};
+use laneway_router::pool::{Exhausted, PoolSettings, PoolState};
 use laneway_router::router::DEFAULT_POOL;
 use laneway_router::source::{Disposal, Source, Wants};
 use rig::{Gate, Rig, What, again, never, roomy, script, takes, wait};
@@ -255,6 +255,121 @@ async fn pitfall_05_a_delayed_head_holds_its_group_in_the_queue() {
 #[tokio::test(start_paused = true)]
 async fn pitfall_06_a_changed_pool_never_runs_a_group_twice_at_once() {
     simulate(6, Weather { fails: 10, changes: 70, ..Weather::default() }).await;
+}
+
+/// A pool that comes does not wait for what is parked, or waits for long, in the one that stood in: it gets that, in order and as parked as it was.
+#[tokio::test(start_paused = true)]
+async fn pitfall_06_a_pool_that_comes_takes_over_what_is_parked() {
+    let fixed = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let target = Arc::clone(&fixed);
+    let rig = Rig::new(
+        roomy(),
+        script(move |seen| {
+            let is_fixed = target.load(Relaxed);
+            async move {
+                match seen.group.as_str() {
+                    "order-7" | "both" | "mixed" if seen.number == 1 && !is_fixed => never(),
+                    "order-8" if seen.number == 1 && !is_fixed => wait(MINUTE * 60),
+                    _ => Verdict::Done,
+                }
+            }
+        }),
+    );
+    let block = |message: &mut laneway_router::message::Message| {
+        message.dispatch_mode = DispatchMode::BlockOnError;
+    };
+    rig.publish_to("orders", "order-7", 3, block).await;
+    rig.publish_to("orders", "order-8", 3, block).await;
+    rig.publish_to(DEFAULT_POOL, "both", 3, block).await;
+    rig.publish_to("orders", "both", 3, block).await;
+    rig.publish_to("orders", "mixed", 3, block).await;
+    rig.publish_to(DEFAULT_POOL, "mixed", 1, block).await;
+    rig.publish_to("orders", "order-9", 3, block).await;
+    rig.publish_to(DEFAULT_POOL, "own", 1, |_| {}).await;
+    rig.read();
+    let parked = |rig: &Rig, pool| {
+        let all = rig.router.all_parked(pool, 10).unwrap().into_iter();
+        let mut all: Vec<String> = all.map(|(group, _)| group.to_string()).collect();
+        all.sort();
+        all
+    };
+    rig.until("three are parked, and one waits", |rig| {
+        let are_done = rig.log.done("order-9").len() == 3 && rig.log.done("own").len() == 1;
+        let are_parked = parked(rig, DEFAULT_POOL) == ["both", "mixed", "order-7"];
+        are_done && are_parked && rig.log.begun("order-8").len() == 2
+    })
+    .await;
+    assert_eq!(rig.router.held(), 2 + 2 + 5 + 3);
+    let begin = Instant::now();
+    rig.router.add_pool("orders", roomy()).unwrap();
+    rig.publish_to("orders", "order-9", 3, block).await;
+    rig.until("the others go on", |rig| rig.log.done("order-9").len() == 6).await;
+    assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
+    assert_eq!(rig.router.pool_view("orders").unwrap().state, PoolState::Open);
+    assert_eq!(parked(&rig, "orders"), ["both", "mixed", "order-7"]);
+    assert_eq!(parked(&rig, DEFAULT_POOL), ["both"], "it was its own message that failed");
+    tokio::time::sleep(MINUTE * 30).await; // paced: nothing is to happen
+    assert_eq!(rig.log.begun("order-7"), [(0, 1), (1, 1)]);
+    assert_eq!(rig.log.begun("order-8"), [(0, 1), (1, 1)], "not before its time");
+    assert_eq!(rig.log.done("mixed"), [0, 3], "only those of the pool that has come are parked");
+    fixed.store(true, Relaxed);
+    rig.until("that has come", |rig| rig.log.done("order-8").len() == 3).await;
+    let took = begin.elapsed();
+    assert!((MINUTE * 59..MINUTE * 62).contains(&took), "{took:?}");
+    assert!(rig.router.resume("orders", "order-7").unwrap());
+    assert!(rig.router.resume("orders", "mixed").unwrap());
+    assert!(rig.router.resume(DEFAULT_POOL, "both").unwrap());
+    rig.until("they are done", |rig| rig.log.done("both").len() == 3).await;
+    assert!(rig.router.resume("orders", "both").unwrap());
+    rig.drained().await;
+    assert_eq!(rig.log.violations(), Vec::<String>::new());
+    for (group, count) in [("order-7", 3), ("order-8", 3), ("order-9", 6), ("both", 6), ("own", 1)] {
+        assert_eq!(rig.log.done(group), (0..count).collect::<Vec<_>>(), "{group}");
+    }
+    assert_eq!(rig.log.done("mixed"), [0, 3, 1, 2]);
+    assert!(rig.dead().await.is_empty());
+}
+
+/// A pool that goes does not wait for what is parked, or waits for long: the one that stands in gets that, in order and as parked as it was.
+#[tokio::test(start_paused = true)]
+async fn pitfall_06_a_pool_that_goes_leaves_what_is_parked() {
+    let told = std::sync::atomic::AtomicBool::new(false);
+    let rig = Rig::new(
+        roomy(),
+        script(move |seen| {
+            let is_patient = seen.group == "patient" && seen.number == 1 && !told.swap(true, Relaxed);
+            async move {
+                match seen.group.as_str() {
+                    "stuck" if seen.number == 1 => never(),
+                    _ if is_patient => wait(MINUTE * 60),
+                    _ => Verdict::Done,
+                }
+            }
+        }),
+    );
+    rig.router.add_pool("x", roomy()).unwrap();
+    rig.publish_to("x", "stuck", 4, |message| message.dispatch_mode = DispatchMode::BlockOnError).await;
+    rig.publish_to("x", "patient", 2, |_| {}).await;
+    rig.publish_to("x", "later", 1, |_| {}).await;
+    rig.read();
+    rig.until("it is parked", |rig| {
+        rig.router.pool_view("x").unwrap().parked_groups == 1 && rig.log.all_done() == 3
+    })
+    .await;
+    let begin = Instant::now();
+    rig.router.remove_pool("x", MINUTE).await.unwrap();
+    assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+    rig.publish_to("x", "later", 1, |_| {}).await;
+    rig.until("others of it go on", |rig| rig.log.done("later").len() == 2).await;
+    tokio::time::sleep(MINUTE).await; // paced: nothing is to happen
+    assert_eq!(rig.log.begun("stuck"), [(0, 1), (1, 1)]);
+    let parked = rig.router.parked(DEFAULT_POOL, "stuck").unwrap();
+    assert!(parked.is_some_and(|parked| &*parked.why == "never"));
+    assert!(rig.router.skip(DEFAULT_POOL, "stuck").unwrap());
+    assert!(rig.router.resume(DEFAULT_POOL, "stuck").unwrap());
+    rig.drained().await;
+    assert_eq!((rig.log.done("stuck"), rig.log.done("patient")), (vec![0, 2, 3], vec![0, 1]));
+    assert_eq!(rig.log.violations(), Vec::<String>::new());
 }
 
 /// Neither a rate nor a panic lets the next one go first.

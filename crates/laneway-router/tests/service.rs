@@ -789,6 +789,67 @@ async fn a_reload_applies_what_it_can_and_names_the_rest() {
     bench.shutdown().await;
 }
 
+/// A reload that changes every pool stops no source: what is published between the reloads is delivered, and its leases are kept.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pitfall_16_a_reload_does_not_stop_the_sources() {
+    let bench = Bench::new("laneway.pools.a.concurrency = 1").await;
+    for round in 1..=10_u64 {
+        let message = |pool: &str| json!({ "id": format!("{pool}-{round}"), "poolCode": pool, "messageGroupId": pool, "mediationTarget": bench.target("success") });
+        bench.post("/api/messages", json!([message("a"), message("DEFAULT-POOL")])).await.with(202);
+        bench.write(&format!(
+            "laneway.pools {{ a {{ concurrency = {0} }}, DEFAULT-POOL {{ concurrency = {0} }} }}",
+            round + 1
+        ));
+        let done = bench.post("/api/config/reload", json!({})).await.with(200);
+        assert_eq!(done["changed"].as_array().map(Vec::len), Some(2), "{done}");
+        let is_done = |pool: &Value| pool["counts"]["succeeded"] == round;
+        bench.until("/api/pools/a", is_done).await;
+        bench.until("/api/pools/DEFAULT-POOL", is_done).await;
+    }
+    let sources = bench.get("/api/sources").await;
+    assert_eq!(
+        (&sources[0]["claimed"], &sources[0]["state"]),
+        (&json!(20), &json!("connected")),
+        "{sources}"
+    );
+    bench.shutdown().await;
+}
+
+/// A pool that a reload drops goes although a group is parked in it, and one that is named again while it drains comes again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pitfall_06_a_pool_that_a_reload_drops_goes_and_can_come_again() {
+    let bench = Bench::new("laneway.pools.b { exhausted = park-group, attempts = 1 }").await;
+    let to = |id: &str, group: &str, target: &str| json!({ "id": id, "poolCode": "b", "messageGroupId": group, "mediationTarget": bench.target(target) });
+    bench.post("/api/messages", json!([to("1", "g", "client-error"), to("2", "g", "fast")])).await.with(202);
+    bench.until("/api/groups/b/g", |group| group["state"] == "parked").await;
+    bench.write("");
+    bench.post("/api/config/reload", json!({})).await.with(200);
+    bench.until("/api/pools", |pools| pools.as_array().unwrap().len() == 1).await;
+    bench.until("/api/parked", |parked| parked[0]["pool"] == "DEFAULT-POOL").await;
+
+    // It comes again: what is parked goes there, with the rest of its group.
+    bench.write("laneway.pools.b.attempts = 1");
+    bench.post("/api/config/reload", json!({})).await.with(200);
+    bench.until("/api/parked", |parked| parked[0]["pool"] == "b").await;
+    bench.until("/api/pools/b", |pool| pool["state"] == "open").await;
+
+    // While a call is under way it drains, and is named again meanwhile.
+    bench.post("/api/messages", json!([to("3", "h", "slow?delayMillis=500")])).await.with(202);
+    bench.until("/api/pools/b", |pool| pool["inFlight"] == 1).await;
+    bench.write("");
+    bench.post("/api/config/reload", json!({})).await.with(200);
+    bench.write("laneway.pools.b { attempts = 1, affinity = 2 }");
+    let done = bench.post("/api/config/reload", json!({})).await.with(200);
+    assert_eq!(done["changed"], json!(["pool b is draining, and is added again when it is gone"]));
+    bench.until("/api/pools/b", |pool| pool["affinity"] == 2 && pool["state"] == "open").await;
+    bench.until("/api/parked", |parked| parked[0]["pool"] == "b").await;
+    bench.until("/api/pools/b", |pool| pool["parkedMessages"] == 2).await;
+    bench.call("POST", "/api/groups/b/g/skip", None).await.with(200);
+    bench.call("POST", "/api/groups/b/g/resume", None).await.with(200);
+    bench.until("/api/pools/b", |pool| pool["counts"]["succeeded"] == 1).await;
+    bench.shutdown().await;
+}
+
 #[tokio::test]
 async fn a_reload_with_too_many_pools_changes_nothing() {
     let bench = Bench::new("laneway.pools.a.concurrency = 4").await;

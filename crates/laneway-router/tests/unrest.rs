@@ -130,21 +130,49 @@ async fn a_pool_that_goes_drains_and_its_groups_never_run_in_two_places() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pool_with_a_parked_group_goes_on_draining() {
-    let rig = Rig::new(roomy(), takes(millis(10)));
+async fn a_pool_whose_call_does_not_end_goes_on_draining() {
+    let gate = Gate::new();
+    let rig = Rig::new(roomy(), gate.script());
     rig.router.add_pool("x", roomy()).unwrap();
-    rig.router.pause_pool("x").unwrap();
+    tokio::task::yield_now().await;
     rig.publish_to("x", "a", 2, |_| {}).await;
+    rig.publish_to("x", "b", 2, |_| {}).await;
     rig.read();
-    rig.until("they are in the pool", |rig| rig.router.held() == 2).await;
-    assert!(rig.router.park("x", "a", "not today").unwrap());
+    rig.until("they are under way", |rig| rig.log.running() == 2).await;
+    // One that stops while the pool drains goes back as well.
+    assert!(rig.router.park("x", "b", "not today").unwrap());
     let error = rig.router.remove_pool("x", MINUTE).await.unwrap_err();
-    assert_eq!(error, RouterError::NotDrained { left: 2 });
+    assert_eq!(error, RouterError::NotDrained { left: 4 });
     assert_eq!(rig.router.pause_pool("x").unwrap_err(), RouterError::Draining("x".to_owned()));
-    assert!(rig.router.resume("x", "a").unwrap());
+    gate.open_for_good();
     rig.router.remove_pool("x", MINUTE).await.unwrap();
+    rig.until("a is done", |rig| rig.log.done("a").len() == 2).await;
+    assert_eq!(rig.log.done("b"), [0]);
+    assert!(rig.router.resume(DEFAULT_POOL, "b").unwrap());
     rig.drained().await;
-    rig.verify(&[("a", 2)]);
+    rig.verify(&[("a", 2), ("b", 2)]);
+}
+
+/// To the source a group is one, whatever pools its messages name: where one of them has no room, all behind it wait, and nobody overtakes.
+#[tokio::test(start_paused = true)]
+async fn a_group_of_two_pools_is_one_to_its_source() {
+    let gate = Gate::new();
+    let rig = Rig::new(roomy(), gate.script());
+    let small = PoolSettings { capacity: 1, group_capacity: 1, ..roomy() };
+    rig.router.add_pool("x", small).unwrap();
+    rig.publish_to("x", "a", 2, |_| {}).await;
+    rig.publish_to("", "a", 2, |_| {}).await;
+    rig.publish_to("", "b", 1, |_| {}).await;
+    rig.read();
+    rig.until("the pool is full", |rig| rig.log.running() == 2).await;
+    tokio::time::sleep(MINUTE).await; // paced: nothing is to happen
+    assert_eq!((rig.log.begun("a"), rig.log.begun("b")), (vec![(0, 1)], vec![(0, 1)]));
+    gate.open_for_good();
+    rig.drained().await;
+    let mut begun = rig.log.begun("a");
+    assert_eq!(begun[..2], [(0, 1), (1, 1)]);
+    begun.sort_unstable();
+    assert_eq!(begun, [(0, 1), (1, 1), (2, 1), (3, 1)]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -11,8 +11,8 @@ use futures_util::FutureExt;
 use laneway::{Failure, Outcome};
 use tokio::time::Instant;
 
-use super::groups::Parking;
-use super::{Core, Exhausted, GroupKey, Job, PATIENCE, PoolSettings};
+use super::groups::{Parking, Stop};
+use super::{Core, Exhausted, GroupKey, Job, PATIENCE, PoolSettings, Return};
 use crate::mediator::{Call, Verdict};
 use crate::message::DispatchMode;
 use crate::parks::Parked;
@@ -138,7 +138,7 @@ impl Core {
         }
         match (delivery.message.dispatch_mode, exhausted) {
             (DispatchMode::BlockOnError, _) | (_, Exhausted::ParkGroup) => {
-                self.stop(delivery.key().clone(), &reason)
+                self.stop(delivery.key().clone(), &reason, delivery.place.foreign.clone())
             }
             // What becomes of it is `fail`'s: the engine calls it with the note.
             (_, Exhausted::DeadLetter) => Outcome::Skip,
@@ -147,9 +147,10 @@ impl Core {
     }
 
     /// Parks a group whose head has failed for good.
-    fn stop(&self, key: GroupKey, why: &str) -> Outcome {
+    fn stop(&self, key: GroupKey, why: &str, foreign: Option<Arc<str>>) -> Outcome {
         let parked = Parked::now(why);
-        if self.groups.park(&key, parked.clone(), true) == Parking::TooMany {
+        let stop = Stop { parked: parked.clone(), by_attempt: true, foreign };
+        if self.groups.park(&key, stop) == Parking::TooMany {
             return Outcome::ParkLane;
         }
         if let GroupKey::Named(group) = &key {
@@ -167,7 +168,7 @@ impl Core {
     fn send_back(&self, key: GroupKey, delay: Duration) -> Outcome {
         self.groups.bar(&key);
         // Nobody listens only when the pool is gone, and then everything in it goes back anyway.
-        let _ = self.returns.send((key, delay));
+        let _ = self.returns.send(Return { key, delay, if_idle: false, heir: None });
         Outcome::ParkLane
     }
 

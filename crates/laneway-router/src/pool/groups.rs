@@ -34,6 +34,15 @@ pub(super) struct Stop {
     pub(super) parked: Parked,
     /// An attempt was told to park the lane; it may not have done so yet.
     pub(super) by_attempt: bool,
+    /// The pool whose message it was parked for, where this one only stands in.
+    pub(super) foreign: Option<Arc<str>>,
+}
+
+impl Stop {
+    /// At somebody's word, or because it was so before.
+    pub(super) fn new(parked: Parked) -> Self {
+        Stop { parked, by_attempt: false, foreign: None }
+    }
 }
 
 /// What became of parking a group.
@@ -81,8 +90,8 @@ struct Group {
     next_at: Option<Instant>,
     /// The last attempts that failed; most groups never have any.
     failures: VecDeque<FailedAttempt>,
-    /// The group is on its way back to its sources: nothing more of it is taken in.
-    barred: bool,
+    /// The group is on its way back to its sources, so many times over: nothing more of it is taken in.
+    bars: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -148,7 +157,7 @@ impl Groups {
         let is_parked = shard.parked.contains_key(key);
         let has_room = !is_parked || self.parked_messages() < settings.capacity;
         let group = shard.entry(key);
-        let fits = has_room && !group.barred && group.depth < group.capacity(settings);
+        let fits = has_room && group.bars == 0 && group.depth < group.capacity(settings);
         let is_first = fits && group.depth == 0;
         group.depth += usize::from(fits);
         shard.active += usize::from(is_first);
@@ -157,16 +166,16 @@ impl Groups {
     }
 
     /// Remembers that a group is parked.
-    pub(super) fn park(&self, key: &GroupKey, parked: Parked, by_attempt: bool) -> Parking {
+    pub(super) fn park(&self, key: &GroupKey, stop: Stop) -> Parking {
         let shard = &mut *self.shard(key);
-        if let Some(stop) = shard.parked.get_mut(key) {
-            stop.by_attempt |= by_attempt;
+        if let Some(before) = shard.parked.get_mut(key) {
+            before.by_attempt |= stop.by_attempt;
             return Parking::WasParked;
         }
         if self.parked.load(SeqCst) >= PARKED_MAX {
             return Parking::TooMany;
         }
-        shard.parked.insert(key.clone(), Stop { parked, by_attempt });
+        shard.parked.insert(key.clone(), stop);
         let depth = shard.groups.get(key).map_or(0, |group| group.depth);
         self.parked.fetch_add(1, SeqCst);
         self.parked_messages.fetch_add(depth, SeqCst);
@@ -214,6 +223,17 @@ impl Groups {
         all
     }
 
+    /// Groups that are parked for messages of another pool.
+    pub(super) fn parked_for(&self, code: &str) -> Vec<GroupKey> {
+        let mut all = Vec::new();
+        for shard in &self.shards {
+            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            let foreign = shard.parked.iter().filter(|(_, stop)| stop.foreign.as_deref() == Some(code));
+            all.extend(foreign.map(|(key, _)| key.clone()));
+        }
+        all
+    }
+
     /// How many groups are parked.
     pub(super) fn parked_groups(&self) -> usize {
         self.parked.load(SeqCst)
@@ -246,14 +266,23 @@ impl Groups {
 
     /// Takes nothing more of a group in, until told otherwise.
     pub(super) fn bar(&self, key: &GroupKey) {
-        self.shard(key).entry(key).barred = true;
+        self.shard(key).entry(key).bars += 1;
     }
 
-    /// Takes the group in again.
+    /// The same, unless it is on its way back already.
+    pub(super) fn bar_first(&self, key: &GroupKey) -> bool {
+        let mut shard = self.shard(key);
+        let group = shard.entry(key);
+        let is_first = group.bars == 0;
+        group.bars += usize::from(is_first);
+        is_first
+    }
+
+    /// Takes the group in again, unless it is on its way back once more.
     pub(super) fn unbar(&self, key: &GroupKey) {
         let mut shard = self.shard(key);
         if let Some(group) = shard.groups.get_mut(key) {
-            group.barred = false;
+            group.bars -= 1;
             if !group.is_needed() {
                 shard.remove(key);
             }
@@ -416,7 +445,7 @@ impl Groups {
 impl Group {
     /// Whether anything about it has to be remembered.
     fn is_needed(&self) -> bool {
-        self.depth > 0 || self.barred || self.next_at.is_some_and(|at| at > Instant::now())
+        self.depth > 0 || self.bars > 0 || self.next_at.is_some_and(|at| at > Instant::now())
     }
 
     /// How many messages it may have: all that is allowed, or what it works off in the time it is given.
@@ -489,8 +518,11 @@ mod tests {
         let settings = PoolSettings { capacity: 3, ..PoolSettings::default() };
         let enter = |name: &str| groups.enter(&key(name), &settings);
         assert!(enter("a") && enter("a") && enter("b"));
-        assert_eq!(groups.park(&key("a"), Parked::now("no"), false), Parking::New);
-        assert_eq!(groups.park(&key("a"), Parked::now("again"), true), Parking::WasParked);
+        assert_eq!(groups.park(&key("a"), Stop::new(Parked::now("no"))), Parking::New);
+        assert_eq!(
+            groups.park(&key("a"), Stop { by_attempt: true, ..Stop::new(Parked::now("again")) }),
+            Parking::WasParked
+        );
         assert_eq!((groups.parked_groups(), groups.parked_messages()), (1, 2));
         // As many as the pool holds, and no more.
         assert!(enter("a") && !enter("a") && enter("b"));
@@ -502,7 +534,7 @@ mod tests {
         assert!(groups.unpark(&key("a")).is_none());
         assert_eq!((groups.parked_groups(), groups.parked_messages()), (0, 0));
         // One that has no message stays parked, and what comes counts.
-        assert_eq!(groups.park(&key("c"), Parked::now("no"), false), Parking::New);
+        assert_eq!(groups.park(&key("c"), Stop::new(Parked::now("no"))), Parking::New);
         assert!(enter("c"));
         assert_eq!(groups.parked_messages(), 1);
         groups.leave(&key("c"));

@@ -21,7 +21,8 @@
 //! 3. What is in the lane is withdrawn and given back, in its order and all for the same time. From here on the ledgers know.
 //! 4. The bar goes, again while no message is being taken in: each of them meets the bar, or the ledger's memory.
 //!
-//! The same happens to a group whose head has lost its lease: somebody else may be at it, and its successors must not run before it.
+//! The same happens to a group whose head has lost its lease: somebody else may be at it, and its successors must not run before it. And to groups that are
+//! parked, or wait for long, where a pool is to be empty soon: one that drains, or one that stands in for a pool that has come.
 //!
 //! # What is parked
 //!
@@ -55,7 +56,7 @@ use crate::record::Record;
 use crate::settle::Held;
 use crate::source::Disposal;
 use crate::trace::Traced;
-use groups::{Groups, Parking};
+use groups::{Groups, Parking, Stop};
 
 /// What messages without a group are called where they are one.
 pub const DEFAULT_GROUP: &str = "__DEFAULT__";
@@ -99,7 +100,14 @@ pub(crate) struct Job {
     /// Its place in a trace, if it has one.
     trace: Option<Box<Traced>>,
     /// Dropped with the job, which makes room.
-    _place: Place,
+    place: Place,
+}
+
+impl Job {
+    /// Whether it asked for this pool, and another one stands in.
+    fn is_for(&self, code: &str) -> bool {
+        self.place.foreign.as_deref() == Some(code)
+    }
 }
 
 /// A place in a pool.
@@ -200,12 +208,23 @@ struct Core {
     room: Arc<Notify>,
     /// So many wait for messages to leave.
     watchers: AtomicUsize,
-    /// Groups that are to go back, and for how long.
-    returns: mpsc::UnboundedSender<(GroupKey, Duration)>,
+    /// Groups that are to go back.
+    returns: mpsc::UnboundedSender<Return>,
     /// Held to read while a message is taken in, to write while it must not be.
     routing: Arc<RwLock<()>>,
     /// When the last messages left, to tell how long one has to wait for room.
     tempo: Mutex<Tempo>,
+}
+
+/// A group that is to go back whole. It is barred.
+struct Return {
+    key: GroupKey,
+    /// For how long.
+    delay: Duration,
+    /// Only if no attempt of it is under way; else its lane parks in a moment, and is waited for.
+    if_idle: bool,
+    /// The pool that its messages are for, if this one only stood in: it takes over what is parked.
+    heir: Option<Arc<Pool>>,
 }
 
 /// How fast messages leave.
@@ -225,6 +244,9 @@ const GRACE: Duration = Duration::from_secs(2);
 
 /// How often a pool that is about to end is looked at.
 const LOOK: Duration = Duration::from_millis(50);
+
+/// How often a pool that is to be empty of something is looked through for what does not go by itself.
+pub(crate) const LOOK_FOR_STUCK: Duration = Duration::from_secs(1);
 
 /// How much room is worth a claim.
 fn worth_a_claim(capacity: usize) -> usize {
@@ -275,6 +297,17 @@ impl Core {
             capacity.checked_sub(left).is_some_and(|free| free == 1 || free == worth_a_claim(capacity));
         if makes_room || foreign.is_some() || self.watchers.load(SeqCst) > 0 {
             self.room.notify_waiters();
+        }
+    }
+
+    /// A group goes to another pool, as parked as it is. Where all of it goes it is not parked here any more.
+    fn bequeath(&self, key: &GroupKey, heir: &Pool, all: bool) {
+        let (Some(parked), GroupKey::Named(group)) = (self.groups.parked(key), key) else { return };
+        // Only the default pool, which stands in, inherits from one that goes.
+        let foreign = (*heir.code == *crate::router::DEFAULT_POOL).then(|| Arc::clone(&self.code));
+        heir.inherit(group, Stop { foreign, ..Stop::new(parked) });
+        if all && self.groups.unpark(key).is_some() {
+            self.parks.note(&self.code, group, None);
         }
     }
 
@@ -422,7 +455,7 @@ impl Pool {
             tempo: Mutex::new(Tempo::new()),
         });
         for (group, parked) in core.parks.of_pool(&code) {
-            core.groups.park(&GroupKey::Named(group), parked, false);
+            core.groups.park(&GroupKey::Named(group), Stop::new(parked));
         }
         let slots: Vec<Vec<String>> = (0..affinity)
             .map(|part| {
@@ -463,7 +496,7 @@ impl Pool {
 
     /// Goes to another state: open, paused or draining. A pool that waits goes there once it need not wait any more. False if it is
     /// draining, which is for good. When this comes back, nobody is taking a message in by the state that was.
-    pub(crate) fn turn(&self, to: PoolState) -> bool {
+    pub(crate) fn turn(self: &Arc<Self>, to: PoolState) -> bool {
         let quiet = self.core.routing.write().unwrap_or_else(PoisonError::into_inner);
         match (self.state(), to) {
             (PoolState::Draining, _) => return false,
@@ -474,6 +507,9 @@ impl Pool {
         }
         drop(quiet);
         self.core.room.notify_waiters();
+        if to == PoolState::Draining {
+            tokio::spawn(let_go(Arc::clone(self)));
+        }
         true
     }
 
@@ -574,7 +610,8 @@ impl Pool {
             self.core.held.fetch_sub(1, SeqCst);
             self.core.room.notify_waiters();
             let mut refused = self.refuse(held, counter);
-            if self.core.groups.parked(&key).is_some() {
+            // A pool that is not open yet, or not any more, is not waited for as long as somebody who may resume the group.
+            if !std::ptr::eq(counter, &counters.refused_not_open) && self.core.groups.parked(&key).is_some() {
                 refused.patience = PATIENCE.1;
             }
             return Err(refused);
@@ -589,7 +626,7 @@ impl Pool {
         let priority = tier(message.priority);
         let place = Place { pool: Arc::clone(&self.core), key: key.clone(), foreign };
         let trace = self.core.record.spans().arrived(&message, &self.code, key.name());
-        let job = Job { message, sequence, held: Some(held), trace, _place: place };
+        let job = Job { message, sequence, held: Some(held), trace, place };
         Ok(laneway::Message::new(key, job).priority(priority))
     }
 
@@ -704,7 +741,7 @@ impl Pool {
     /// Parks a group in front of its next message, until it is resumed. False if nothing of it is here and it is not parked.
     pub(crate) fn park(&self, key: &GroupKey, why: &str) -> bool {
         let parked = Parked::now(why);
-        let parking = self.core.groups.park(key, parked.clone(), false);
+        let parking = self.core.groups.park(key, Stop::new(parked.clone()));
         if !self.handle.park(key, why) {
             match parking {
                 // One that has come meanwhile may have been stopped by it.
@@ -760,11 +797,48 @@ impl Pool {
         (self.core.groups.parked_groups(), self.core.groups.parked_messages())
     }
 
-    /// A pool that goes takes what it remembers with it.
-    pub(crate) fn forget_parked(&self) {
+    /// A group is parked that was so in another pool.
+    fn inherit(&self, group: &Arc<str>, stop: Stop) {
+        let (key, parked) = (GroupKey::Named(Arc::clone(group)), stop.parked.clone());
+        if self.core.groups.park(&key, stop) == Parking::New {
+            self.core.parks.note(&self.code, group, Some(parked));
+        }
+    }
+
+    /// A pool that has come gets what is parked for it here, also where no message of that is here.
+    pub(crate) fn bequeath_foreign(&self, heir: &Pool) {
+        for key in self.core.groups.parked_for(heir.code()) {
+            self.core.bequeath(&key, heir, true);
+            // With messages for it the lane goes back soon; those of others were stopped with them, and go on.
+            if !self.handle.look(&key, usize::MAX, |message| message.body.is_for(&heir.code)).contains(&true)
+            {
+                self.handle.resume(&key);
+            }
+        }
+    }
+
+    /// A pool that goes leaves what is parked to the one that stands in for it.
+    pub(crate) fn bequeath_parked(&self, heir: &Pool) {
         for (group, _) in self.all_parked(usize::MAX) {
-            self.core.groups.unpark(&GroupKey::Named(Arc::clone(&group)));
-            self.core.parks.note(&self.code, &group, None);
+            self.core.bequeath(&GroupKey::Named(group), heir, true);
+        }
+    }
+
+    /// Gives groups back that would keep the pool from being empty for long: those that are parked, and those whose next attempt is not due
+    /// before the next [look](LOOK_FOR_STUCK). With an heir, only those with messages that are for it.
+    pub(crate) fn give_back_stuck(&self, heir: Option<&Arc<Pool>>) {
+        let is_meant = |message: &Placed| heir.is_none_or(|heir| message.body.is_for(heir.code()));
+        let keys = self.handle.find(usize::MAX, |message| is_meant(message).then(|| message.key.clone()));
+        let keys: std::collections::HashSet<GroupKey> = keys.into_iter().collect();
+        for key in keys {
+            let delay = match self.handle.explain(&key).map(|explanation| explanation.reason) {
+                Some(laneway::Reason::Parked { .. }) => Duration::ZERO,
+                Some(laneway::Reason::Retry { after, .. }) if after > LOOK_FOR_STUCK => after,
+                _ => continue,
+            };
+            if self.core.groups.bar_first(&key) {
+                let _ = self.core.returns.send(Return { key, delay, if_idle: true, heir: heir.cloned() });
+            }
         }
     }
 
@@ -954,21 +1028,39 @@ async fn see_it_go_on(handle: Handle<GroupKey, Job>, core: Arc<Core>, key: Group
     }
 }
 
+/// Gives back what keeps a draining pool from being empty, until it is, or ends.
+async fn let_go(pool: Arc<Pool>) {
+    while pool.held() > 0 && !pool.core.returns.is_closed() {
+        pool.give_back_stuck(None);
+        tokio::time::sleep(LOOK_FOR_STUCK).await;
+    }
+}
+
 /// Gives whole groups back, one after the other. The steps are numbered at the head of this file.
 async fn give_back_all(
     handle: Handle<GroupKey, Job>,
     core: Arc<Core>,
-    mut returned: mpsc::UnboundedReceiver<(GroupKey, Duration)>,
+    mut returned: mpsc::UnboundedReceiver<Return>,
 ) {
-    while let Some((key, delay)) = returned.recv().await {
+    while let Some(Return { key, delay, if_idle, heir }) = returned.recv().await {
         drop(core.routing.write().unwrap_or_else(PoisonError::into_inner));
         let messages = loop {
             match handle.withdraw(&key) {
                 Some(messages) => break messages,
+                // It goes on, so nobody waits for it any more.
+                None if if_idle => break Vec::new(),
                 // The attempt that sent it here has not quite ended.
                 None => tokio::time::sleep(Duration::from_millis(1)).await,
             }
         };
+        if let Some(heir) = heir.filter(|_| !messages.is_empty()) {
+            let is_for_heir = |message: &Placed| message.body.is_for(heir.code());
+            // While nobody ends it, and before it may open.
+            let _quiet = core.routing.read().unwrap_or_else(PoisonError::into_inner);
+            if heir.state() != PoolState::Draining {
+                core.bequeath(&key, &heir, messages.iter().all(is_for_heir));
+            }
+        }
         core.counters.given_back.fetch_add(messages.len() as u64, Relaxed);
         for mut message in messages {
             if let Some(held) = message.body.held.take() {
