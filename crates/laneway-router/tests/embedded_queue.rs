@@ -869,6 +869,125 @@ async fn while_the_disk_is_full_many_can_be_settled_and_their_room_is_there_at_o
     store.close().await;
 }
 
+/// Gives a file a fault that can be switched on: whatever statement the trigger names then wants more room than there is. The switch is a parked group.
+fn with_switch(path: &Path, trigger: &str) {
+    tamper(
+        path,
+        &format!(
+            "CREATE TABLE ballast (x);
+             CREATE TRIGGER fault {trigger} WHEN EXISTS (SELECT 1 FROM parked WHERE pool = 'fault')
+             BEGIN INSERT INTO ballast VALUES (zeroblob(100000000)); END"
+        ),
+    );
+}
+
+async fn switch(store: &EmbeddedStore, on: bool) {
+    let parked = on.then(|| Parked { since: std::time::UNIX_EPOCH, why: "".into() });
+    let note = ParkNote { pool: "fault".into(), group: "".into(), parked };
+    store.note_parked(vec![note]).await.expect("noted");
+}
+
+/// Removing rows takes room in the log. What could not be removed because there was none is removed when there is.
+#[tokio::test]
+async fn rows_that_could_not_be_removed_on_a_full_disk_are_removed_later() {
+    let place = place();
+    let (store, _) = reopen(&place.path);
+    store.close().await;
+    drop(store);
+    with_switch(&place.path, "BEFORE DELETE ON messages");
+    let options = Options { bytes_max: Some(1024 * 1024), ..inline() };
+    let store = EmbeddedStore::open(&place.path, options).expect("a store");
+    let queue = store.queue("orders").expect("a queue");
+    let large = || Publication::new(vec![b'x'; 4_000]).group("a");
+    let fill = async || {
+        let mut accepted = 0;
+        while queue.publish(large()).await.is_ok() {
+            accepted += 1;
+        }
+        accepted
+    };
+    let first = fill().await;
+    assert!(first >= 100, "there is room for {first}");
+    let held = claim(&queue, 150).await;
+    assert_eq!(settle(&queue, &held, Disposal::Done).await, vec![Settled::Settled; held.len()]);
+    switch(&store, true).await;
+    assert_eq!(fill().await, 0, "the rows of what is settled are still there");
+    switch(&store, false).await;
+    let second = fill().await;
+    assert!(second >= 100, "there is room for {second}");
+    assert_eq!(drain(&queue).await.len(), first - held.len() + second);
+    store.close().await;
+}
+
+/// A page of the file is damaged for a while; it holds a part of a long message that is not in memory. What was published behind it in its group is in memory.
+#[tokio::test(start_paused = true)]
+async fn nothing_overtakes_a_message_that_cannot_be_read_for_a_while() {
+    let place = place();
+    let (store, queue) = reopen(&place.path);
+    publish(&queue, [Publication::new("x".repeat(100_000)).group("a"), of("b", "1")]).await;
+    store.close().await;
+    drop((store, queue));
+
+    let (_store, queue) = reopen(&place.path);
+    publish(&queue, [of("a", 2), of("b", 3)]).await;
+    let good = std::fs::read(&place.path).expect("read");
+    // Pages of the long text begin with the number of the next one.
+    let is_of_the_text = |page: &&[u8]| page[4..].iter().all(|byte| *byte == b'x');
+    let pages: Vec<usize> = (0..good.len() / 4096)
+        .filter(|page| good[page * 4096..].chunks(4096).next().iter().all(is_of_the_text))
+        .collect();
+    let write = |bytes: &[u8]| {
+        let mut file = std::fs::OpenOptions::new().write(true).open(&place.path).expect("opened");
+        file.seek(SeekFrom::Start(pages[pages.len() / 2] as u64 * 4096)).expect("there");
+        file.write_all(bytes).expect("written");
+    };
+    write(&[0; 4096]);
+    assert_eq!(
+        texts(&claim(&queue, 10).await),
+        ["1", "3"],
+        "not 2, in front of which is what cannot be read"
+    );
+    assert!(claim(&queue, 10).await.is_empty(), "nor at the next look");
+    publish(&queue, [of("a", 4)]).await;
+    assert!(claim(&queue, 10).await.is_empty(), "nor anything that comes later");
+    tokio::time::advance(SECOND).await;
+    let wants = Wants { most: 10, wait: Duration::ZERO, lease: MINUTE };
+    assert!(matches!(queue.claim(wants).await, Err(SourceError::Broken(_))), "alone it is an error");
+
+    let page = pages[pages.len() / 2];
+    write(&good[page * 4096..][..4096]);
+    tokio::time::advance(SECOND).await;
+    let held = claim(&queue, 10).await;
+    let lengths: Vec<usize> = held.iter().map(|delivery| delivery.text.len()).collect();
+    assert_eq!((lengths, &*held[1].text), (vec![100_000, 1, 1], b"2".as_slice()), "in order");
+    assert!(held.iter().all(|delivery| delivery.attempt == 1), "nobody had them before");
+}
+
+/// Somebody has deleted a row by hand.
+#[tokio::test]
+async fn a_message_whose_row_is_gone_is_counted_and_its_group_goes_on() {
+    let place = place();
+    let (store, queue) = reopen(&place.path);
+    publish(&queue, [of("a", 0), of("a", 1)]).await;
+    store.close().await;
+    drop((store, queue));
+    with_trigger_that_deletes(&place.path);
+    let (_store, queue) = reopen(&place.path);
+    publish(&queue, [of("b", "now")]).await;
+    let mut left = drain(&queue).await;
+    left.sort_unstable();
+    assert_eq!((left, queue.vanished()), (vec!["1".to_owned(), "now".to_owned()], 1));
+    assert_eq!(queue.depth().await.expect("depth"), laneway_router::source::Depth::default());
+}
+
+/// The first message goes with the next publication, behind the index's back.
+fn with_trigger_that_deletes(path: &Path) {
+    tamper(
+        path,
+        "CREATE TRIGGER fault AFTER INSERT ON messages BEGIN DELETE FROM messages WHERE sequence = 1; END",
+    );
+}
+
 #[tokio::test]
 async fn a_file_of_somebody_else_is_left_alone() {
     let place = place();

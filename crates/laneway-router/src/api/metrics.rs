@@ -50,6 +50,7 @@ async fn metrics(State(service): State<Service>) -> impl IntoResponse {
     about_pools(&mut text, service.router().pools());
     about_depths(&mut text, &service.router().pool_list());
     about_sources(&mut text, &service.router().sources().await);
+    about_queues(&mut text, &service);
     about_mediators(&mut text, &service);
     if let Some(stats) = service.ingress_stats() {
         about_ingress(&mut text, &stats);
@@ -579,6 +580,19 @@ fn about_sources(text: &mut Text, sources: &[SourceView]) {
     family("laneway_source_quarantined", "gauge", "In quarantine.", |it| {
         it.depth.map(|depth| depth.quarantined)
     });
+}
+
+fn about_queues(text: &mut Text, service: &Service) {
+    let name = "laneway_queue_vanished_total";
+    text.family(
+        name,
+        "counter",
+        "Messages that were not in the queue's file any more when it was their turn.",
+    );
+    for queue in service.queue_names() {
+        let vanished = service.queue(&queue).map_or(0, |queue| queue.vanished());
+        text.sample(name, &[("queue", &queue)], vanished);
+    }
 }
 
 // ── mediators ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -403,6 +403,59 @@ impl Index {
         }
     }
 
+    /// Takes back what a claim could not read, and what is behind it in its groups, as if it had never been handed out; what could not be read is not due before
+    /// then, and so nothing of its group is. The answer is what was taken back.
+    pub(in crate::source) fn put_back(
+        &mut self,
+        claimed: &[Claimed],
+        unread: &[Sequence],
+        until: Millis,
+    ) -> BTreeSet<Sequence> {
+        let (mut stopped, mut late, mut back) = (BTreeSet::new(), Vec::new(), Vec::new());
+        for claim in claimed {
+            let Some(lease) = self.leases.get(&claim.sequence) else { continue };
+            if lease.generation != claim.generation {
+                continue;
+            }
+            let (entry, group) = (lease.entry, self.entries.get(lease.entry).group);
+            let is_unread = unread.contains(&claim.sequence);
+            if is_unread {
+                late.push(entry);
+            }
+            if is_unread && group != NONE {
+                stopped.insert(group);
+            }
+            // A claim has the messages of a group in their order.
+            if is_unread || stopped.contains(&group) {
+                back.push(*claim);
+            }
+        }
+        self.unclaim(&back);
+        for entry in late {
+            self.postpone(entry, until);
+        }
+        back.into_iter().map(|claim| claim.sequence).collect()
+    }
+
+    /// A message that waits is not due before then.
+    fn postpone(&mut self, slot: u32, due: Millis) {
+        let entry = self.entries.get(slot);
+        if entry.out {
+            return;
+        }
+        match entry.group {
+            NONE => {
+                self.stop_waiting_loose(slot);
+                self.entries.get_mut(slot).due = due;
+                self.wait_loose(slot);
+            }
+            group => {
+                self.entries.get_mut(slot).due = due;
+                self.place(group);
+            }
+        }
+    }
+
     /// Says that the fate of a message is about to be written. False if the receipt is stale: then nothing has changed.
     pub(in crate::source) fn begin(
         &mut self,

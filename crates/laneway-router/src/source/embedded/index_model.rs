@@ -150,6 +150,13 @@ enum Step {
         consumer: ConsumerId,
         most: usize,
     },
+    /// Claims, and cannot read every so-manieth.
+    PutBack {
+        consumer: ConsumerId,
+        most: usize,
+        every: usize,
+        delay: Millis,
+    },
     Begin {
         receipt: usize,
         intent: bool,
@@ -177,6 +184,8 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (0..3u32, 1..6usize, 1..60u64)
             .prop_map(|(consumer, most, lease)| Step::Claim { consumer, most, lease }),
         1 => (0..3u32, 1..6usize).prop_map(|(consumer, most)| Step::Unclaim { consumer, most }),
+        1 => (0..3u32, 1..6usize, 1..4usize, 0..40u64)
+            .prop_map(|(consumer, most, every, delay)| Step::PutBack { consumer, most, every, delay }),
         7 => (0..32usize, any::<bool>()).prop_map(|(receipt, intent)| Step::Begin { receipt, intent }),
         7 => (0..8usize, prop::bool::weighted(0.8), prop_oneof![Just(0), 1..40u64])
             .prop_map(|(begun, written, delay)| Step::Finish { begun, written, delay }),
@@ -214,6 +223,7 @@ impl Pair {
                 self.receipts.extend(claimed.iter().map(|claim| (claim.sequence, claim.generation)));
             }
             Step::Unclaim { consumer, most } => self.unclaim(consumer, most),
+            Step::PutBack { consumer, most, every, delay } => self.put_back(consumer, most, every, delay),
             Step::Begin { receipt, intent } => self.begin(receipt, intent),
             Step::Finish { begun, written, delay } => self.finish(begun, written, delay),
             Step::Extend { receipt, lease } => self.extend(receipt, lease),
@@ -256,6 +266,35 @@ impl Pair {
             let at = self.model.find(claim.sequence).expect("just claimed");
             self.model.things[at].holding = Holding::Waiting;
             self.model.things[at].attempts -= 1;
+        }
+    }
+
+    fn put_back(&mut self, consumer: ConsumerId, most: usize, every: usize, delay: Millis) {
+        let claimed = self.claim(consumer, most, 1_000);
+        let until = self.now() + delay;
+        let unread: Vec<_> =
+            claimed.iter().skip(every - 1).step_by(every).map(|claim| claim.sequence).collect();
+        let back = self.index.put_back(&claimed, &unread, until);
+        for claim in claimed {
+            let group = self.model.things[self.model.find(claim.sequence).expect("just claimed")].group;
+            let is_before = |sequence: &Sequence| {
+                let other = &self.model.things[self.model.find(*sequence).expect("just claimed")];
+                *sequence == claim.sequence
+                    || (group.is_some() && other.group == group && *sequence < claim.sequence)
+            };
+            let goes_back = unread.iter().any(is_before);
+            assert_eq!(back.contains(&claim.sequence), goes_back);
+            if !goes_back {
+                self.receipts.push((claim.sequence, claim.generation));
+                continue;
+            }
+            let at = self.model.find(claim.sequence).expect("just claimed");
+            let thing = &mut self.model.things[at];
+            thing.holding = Holding::Waiting;
+            thing.attempts -= 1;
+            if unread.contains(&claim.sequence) {
+                thing.due = until;
+            }
         }
     }
 

@@ -87,6 +87,8 @@ const REASON_BYTES_MAX: usize = 1_024;
 const OPS_WAITING_MAX: usize = 1_024;
 /// Kibibytes of messages that wait for the writer; further publishers wait for room.
 const KIB_WAITING_MAX: u32 = 64 * 1024;
+/// A message that could not be read keeps its group waiting for so many milliseconds: long enough for a disk to come to itself, and no loop.
+const UNREAD_WAIT: Millis = 1_000;
 /// Longer waits than this are as good as endless, and fit every clock.
 const WAIT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -685,6 +687,11 @@ impl EmbeddedQueue {
         Ok(views.into_iter().zip(heads.into_iter().map(pool)).collect())
     }
 
+    /// How many messages were not in the file any more when they were to be handed out, since the store was opened.
+    pub fn vanished(&self) -> u64 {
+        self.queue.lock().vanished
+    }
+
     /// How many groups have messages.
     pub fn group_count(&self) -> usize {
         self.queue.lock().index.group_count()
@@ -790,25 +797,39 @@ impl EmbeddedQueue {
         (Picked { queue: Arc::clone(&self.queue), claims, bodies }, next_event)
     }
 
-    /// Reads the bodies that were not in memory. Dropped before its end, it has claimed nothing. What cannot be read stops nobody else: it stays
-    /// leased, so that it is tried again when the lease has run out and not at once.
+    /// Reads the bodies that were not in memory. Dropped before its end, it has claimed nothing. What cannot be read stops nobody else: it goes back, and
+    /// what is behind it in its group with it, so that nothing overtakes it. A moment later it is tried again.
     async fn complete(&self, mut picked: Picked) -> Result<Vec<Delivery>, SourceError> {
         let missing: Vec<usize> =
             (0..picked.bodies.len()).filter(|at| picked.bodies[*at].is_none()).collect();
-        let mut failure = None;
+        let (mut unread, mut failure) = (Vec::new(), None);
         if !missing.is_empty() {
             let sequences = missing.iter().map(|at| picked.claims[*at].sequence).collect();
             let loaded = self.inner.load(sequences).await?;
             for (at, loaded) in missing.into_iter().zip(loaded) {
-                match loaded {
-                    Loaded::Body(body) => picked.bodies[at] = Some(body),
-                    Loaded::Missing => self.queue.lock().index.vanish(picked.claims[at]),
-                    Loaded::Unreadable(reason) => {
-                        failure = self.quarantine(picked.claims[at], reason).await.err().or(failure);
+                let claim = picked.claims[at];
+                let trouble = match loaded {
+                    Loaded::Body(body) => {
+                        picked.bodies[at] = Some(body);
+                        None
                     }
-                    Loaded::Failed(error) => failure = Some(error),
+                    Loaded::Missing => {
+                        self.vanish(claim);
+                        None
+                    }
+                    Loaded::Unreadable(reason) => self.quarantine(claim, reason).await.err(),
+                    Loaded::Failed(error) => Some(error),
+                };
+                if let Some(error) = trouble {
+                    let queue = &*self.queue.name;
+                    tracing::warn!(queue, sequence = claim.sequence, "a message could not be read: {error}");
+                    unread.push(claim.sequence);
+                    failure = Some(error);
                 }
             }
+        }
+        if !unread.is_empty() {
+            picked.put_back(&unread, self.inner.clock.now() + UNREAD_WAIT);
         }
         let (claims, bodies) = picked.keep();
         let deliveries: Vec<_> = claims
@@ -820,6 +841,20 @@ impl EmbeddedQueue {
             Some(error) if deliveries.is_empty() => Err(error),
             _ => Ok(deliveries),
         }
+    }
+
+    /// A message that the index knows and the file does not: somebody has changed the file, or the disk has. Nobody can bring it back; its group goes on.
+    fn vanish(&self, claim: Claimed) {
+        let mut state = self.queue.lock();
+        state.index.vanish(claim);
+        state.vanished += 1;
+        drop(state);
+        let queue = &*self.queue.name;
+        tracing::error!(
+            queue,
+            sequence = claim.sequence,
+            "a message is not in the queue's file any more; it is lost"
+        );
     }
 
     fn delivery(&self, claim: Claimed, body: Body) -> Delivery {
@@ -928,6 +963,24 @@ struct Picked {
 impl Picked {
     fn keep(mut self) -> (Vec<Claimed>, Vec<Option<Body>>) {
         (std::mem::take(&mut self.claims), std::mem::take(&mut self.bodies))
+    }
+
+    /// Gives back what could not be read, and what is behind it in its groups; nothing of them is handed out before then.
+    fn put_back(&mut self, unread: &[Sequence], until: Millis) {
+        let mut state = self.queue.lock();
+        let back = state.index.put_back(&self.claims, unread, until);
+        let claims = std::mem::take(&mut self.claims).into_iter();
+        let bodies = std::mem::take(&mut self.bodies).into_iter();
+        for (claim, body) in claims.zip(bodies) {
+            if !back.contains(&claim.sequence) {
+                self.claims.push(claim);
+                self.bodies.push(body);
+            } else if let Some(body) = body {
+                state.bodies.offer(claim.sequence, body);
+            }
+        }
+        drop(state);
+        self.queue.changed.notify_waiters();
     }
 }
 

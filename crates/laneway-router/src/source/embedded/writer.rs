@@ -65,6 +65,8 @@ pub(super) struct State {
     pub(super) reserved: usize,
     pub(super) dead: u64,
     pub(super) quarantined: u64,
+    /// Messages that were not in the file any more when they were to be handed out.
+    pub(super) vanished: u64,
 }
 
 impl Shared {
@@ -76,7 +78,7 @@ impl Shared {
         hashing: foldhash::quality::RandomState,
     ) -> Self {
         let bodies = Bodies::new(options.cache_bytes);
-        let state = State { index: Index::new(), bodies, reserved: 0, dead: 0, quarantined: 0 };
+        let state = State { index: Index::new(), bodies, reserved: 0, dead: 0, quarantined: 0, vanished: 0 };
         let in_file = AtomicBool::new(in_file);
         Shared { id, name, options, state: Mutex::new(state), changed: Notify::new(), in_file, hashing }
     }
@@ -412,9 +414,12 @@ impl Writer {
         let Some(file) = &self.file else { return };
         let Some(mut part) = self.sweep.next(all) else { return };
         let mut rest = self.sweep.rest();
-        if file.transaction(|file| file.sweep(&mut part, &mut rest)).is_err() {
+        match file.transaction(|file| file.sweep(&mut part, &mut rest)) {
+            Ok(()) => {}
+            // Removing takes room as well. It is tried again when there is some.
+            Err(error) if is_full(&error) => self.sweep.add(part),
             // They are settled all the same; a damaged page must not be met at every commit from now on.
-            self.sweep.failed(part);
+            Err(_) => self.sweep.failed(part),
         }
     }
 
