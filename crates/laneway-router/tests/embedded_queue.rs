@@ -305,6 +305,41 @@ async fn an_idempotency_key_makes_a_call_that_is_repeated_publish_nothing_again(
     assert!(!id.duplicate, "keys and ids do not meet");
 }
 
+#[tokio::test(start_paused = true)]
+async fn an_idempotency_key_that_comes_with_other_messages_publishes_nothing() {
+    let place = place();
+    let (store, queue) = reopen(&place.path);
+    let batch = || (0..3).map(|number| of("a", number)).collect::<Vec<_>>();
+    let published = queue.publish_once(batch(), "call-1").await.expect("published").expect("the first");
+    let mut others = vec![batch(), batch(), batch(), batch(), batch()[..2].to_vec()];
+    others[0][1].text = b"another".as_slice().into();
+    others[1][2].group = Some("b".into());
+    others[2][0].delay = SECOND;
+    others[3].push(of("a", 3));
+    for other in others {
+        assert_eq!(queue.publish_once(other.clone(), "call-1").await, Ok(None), "{other:?}");
+        let error = queue.publish_many(other.clone(), Some("call-1")).await.expect_err("refused");
+        assert_eq!(error.publications, other);
+    }
+    assert_eq!(queue.depth().await.expect("depth").waiting, 3);
+    store.close().await;
+    drop((store, queue));
+
+    let (_store, queue) = reopen(&place.path);
+    assert_eq!(queue.publish_once(vec![of("a", 3)], "call-1").await, Ok(None), "also after a restart");
+    let again = queue.publish_once(batch(), "call-1").await.expect("answered").expect("the same");
+    assert!(
+        again
+            .iter()
+            .zip(&published)
+            .all(|(again, first)| again.sequence == first.sequence && again.duplicate)
+    );
+    tokio::time::advance(Duration::from_secs(301)).await;
+    let later =
+        queue.publish_once(vec![of("a", 3)], "call-1").await.expect("answered").expect("the window is over");
+    assert!(!later[0].duplicate);
+}
+
 #[tokio::test]
 async fn a_full_queue_refuses_all_of_a_call_and_gives_it_back() {
     let (_store, queue) = memory(with_queue(QueueOptions { capacity: 3, ..QueueOptions::default() }));

@@ -260,6 +260,30 @@ async fn the_same_request_twice_is_published_once() {
 }
 
 #[tokio::test]
+async fn another_request_with_the_same_idempotency_key_is_refused() {
+    let bench = Bench::new("laneway.pools.DEFAULT-POOL.concurrency = 1").await;
+    bench.call("POST", "/api/pools/DEFAULT-POOL/pause", None).await.with(200);
+    let send = async |body: &str| {
+        let request = Request::post(format!("{}/api/messages", bench.base()))
+            .header("content-type", "application/json")
+            .header("idempotency-key", "k-1")
+            .body(Full::new(Bytes::from(body.to_owned())));
+        bench.send(request.unwrap()).await
+    };
+    let one = r#"{"id": "1", "poolCode": "", "mediationType": "SIMULATED", "payload": 1}"#;
+    assert_eq!(send(one).await.with(202)["accepted"], 1);
+    // It is the messages that are compared, not how they were written down.
+    let same = r#"[{"mediationType": "SIMULATED", "poolCode": "", "id": "1", "payload":1}]"#;
+    assert_eq!(send(same).await.with(202)["messages"][0]["duplicate"], true);
+    for other in [one.replace("1}", "2}"), format!("[{one}, {one}]"), one.replace("\"1\"", "\"2\"")] {
+        let answer = send(&other).await;
+        assert!(answer.problem(422).contains("Idempotency-Key"), "{}", answer.text);
+    }
+    bench.until("/api/pools/DEFAULT-POOL", |pool| pool["held"] == 1).await;
+    bench.shutdown().await;
+}
+
+#[tokio::test]
 async fn one_bad_message_and_nothing_is_published() {
     let bench = Bench::new("laneway.mediator.allow = [\"127.0.0.1\"]").await;
     let good = message("1", "a", "http://127.0.0.1:9/");

@@ -54,7 +54,7 @@ pub(crate) struct Options {
     /// What is posted to the target: JSON, @FILE, or - for standard input
     #[arg(long, value_name = "JSON|@FILE|-")]
     payload: Option<String>,
-    /// The id of the message, followed by its number if there are several; a random one, if not given
+    /// The id of the message, followed by its number if there are several; if not given, one of the idempotency key, or a random one
     #[arg(long, value_name = "ID")]
     id: Option<String>,
     /// How many messages

@@ -55,6 +55,20 @@ fn lines_are_sent_in_batches_once_per_key() {
 }
 
 #[test]
+fn one_message_is_sent_once_per_key_and_another_is_refused() {
+    let service = Running::start(&[]);
+    let send = |payload| ["send", "--idempotency-key", "once", "--payload", payload];
+    for answer in ["accepted cli-once", "cli-once had been sent before"] {
+        let said = service.ask(&send("{\"order\": 7}"));
+        assert!(said.code == 0 && said.stderr.contains(answer), "{}", said.stderr);
+    }
+    let other = service.ask(&send("{\"order\": 8}"));
+    assert_eq!(other.code, 4, "{}", other.stderr);
+    assert!(other.stderr.contains("used before"), "{}", other.stderr);
+    service.delivered("DEFAULT-POOL", 1);
+}
+
+#[test]
 fn lines_that_are_wrong_are_named() {
     let service = Running::start(&[]);
     let answer = service.ask_with("{\"id\": \"m\"}\nnonsense\n", &["send", "--from", "-"]);

@@ -35,6 +35,10 @@ pub(super) fn routes() -> Vec<Route> {
             "Publishes one message, or an array of at most 1000, all or none",
         )
         .query("queue", "string", "The queue; the only one, or default")
+        .header(
+            "Idempotency-Key",
+            "Makes the request safe to repeat within five minutes, or what is configured; 422 if it was used for other messages",
+        )
         .takes("Messages")
         .gives(202, "Published"),
         Route::post("/api/seed/messages", seed, "Publishes made-up messages, a thousand at a time")
@@ -81,8 +85,15 @@ async fn publish(
     let key = idempotency_key(&headers)?;
     let messages = parse(&service, &body)?;
     let publications = messages.iter().map(Publication::of).collect();
-    let published =
-        queue.publish_many(publications, key).await.map_err(|error| Problem::from(error.refusal))?;
+    let published = match key {
+        None => queue.publish_many(publications, None).await.map(Some),
+        Some(key) => queue.publish_once(publications, key).await,
+    };
+    let published = published.map_err(|error| Problem::from(error.refusal))?.ok_or_else(|| {
+        Problem::unprocessable(
+            "the Idempotency-Key was used before, for other messages; nothing was published: repeat that request as it was, or use another key",
+        )
+    })?;
     let messages = messages.into_iter().zip(published).map(|(message, published)| PublishedMessage {
         id: message.id,
         sequence: published.sequence,

@@ -14,7 +14,7 @@ pub(super) struct Route {
     pub(super) path: &'static str,
     pub(super) handler: MethodRouter<Service>,
     summary: &'static str,
-    queries: Vec<Value>,
+    parameters: Vec<Value>,
     takes: Option<Value>,
     gives: Vec<(u16, Option<Value>, &'static str)>,
     is_open: bool,
@@ -32,7 +32,7 @@ impl Route {
             path,
             handler,
             summary,
-            queries: Vec::new(),
+            parameters: Vec::new(),
             takes: None,
             gives: Vec::new(),
             is_open: false,
@@ -73,7 +73,13 @@ impl Route {
 
     /// A parameter of the query.
     pub(super) fn query(mut self, name: &str, kind: &str, what: &str) -> Self {
-        self.queries.push(json!({ "name": name, "in": "query", "required": false, "description": what, "schema": { "type": kind } }));
+        self.parameters.push(json!({ "name": name, "in": "query", "required": false, "description": what, "schema": { "type": kind } }));
+        self
+    }
+
+    /// A header of the request.
+    pub(super) fn header(mut self, name: &str, what: &str) -> Self {
+        self.parameters.push(json!({ "name": name, "in": "header", "required": false, "description": what, "schema": { "type": "string" } }));
         self
     }
 
@@ -109,7 +115,7 @@ impl Route {
         let in_path = names.map(
             |name| json!({ "name": name, "in": "path", "required": true, "schema": { "type": "string" } }),
         );
-        let parameters: Vec<Value> = in_path.chain(self.queries.iter().cloned()).collect();
+        let parameters: Vec<Value> = in_path.chain(self.parameters.iter().cloned()).collect();
         if !parameters.is_empty() {
             operation.insert("parameters".to_owned(), json!(parameters));
         }

@@ -55,10 +55,13 @@ impl Letters {
     fn alike(options: &Options) -> Result<Letters, Failure> {
         let payload = options.payload.as_deref().map(payload).transpose()?;
         let random = || format!("cli-{:016x}", fastrand::u64(..));
+        // With the same key the same messages, ids included: others would be refused.
+        let id =
+            options.id.clone().or_else(|| options.idempotency_key.as_ref().map(|key| format!("cli-{key}")));
         let from = From::Options {
             message: message(options),
             payload,
-            id: options.id.clone().unwrap_or_else(random),
+            id: id.unwrap_or_else(random),
             next: 1,
             count: options.count,
         };

@@ -10,7 +10,7 @@
 //! | `messages` | a message that is not settled, by its sequence. No index beside the primary key: the rows are found by sequence, always |
 //! | `settled` | a note: the sequences of messages that are done and whose rows are still to be removed (`sweep.rs`) |
 //! | `kept` | a dead letter, or a message in quarantine, under the sequence that it had |
-//! | `deduplication` | a deduplication id that was seen, with the sequence of the message that had it, until it expires |
+//! | `deduplication` | a deduplication id that was seen, with the sequence of the message that had it, until it expires; or an idempotency key, with a digest of the call that had it |
 //! | `parked` | a group that is parked: nothing of it goes to its target until it is resumed, whatever happens to the process |
 //! | `store` | one row: the next sequence, and the epoch, which counts how often the file was opened |
 //!
@@ -435,7 +435,7 @@ impl File {
         statement.raw_execute().map(|_| ())
     }
 
-    /// The message that has had this deduplication id, if the window is still open.
+    /// The message that has had this deduplication id, or the digest of the call that has had this idempotency key, if the window is still open.
     pub(super) fn seen(&self, queue: u32, id: &str, now: Millis) -> rusqlite::Result<Option<Sequence>> {
         let sql = "SELECT sequence FROM deduplication WHERE queue = ?1 AND id = ?2 AND expires > ?3";
         let mut statement = self.connection.prepare_cached(sql)?;

@@ -75,7 +75,7 @@ use crate::message::{MESSAGE_BYTES_MAX, Message, NAME_BYTES_MAX};
 use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
 use file::{Body, File, Kind, Loaded, Opened, Row, Shelf};
 use index::{Claimed, ConsumerId, Intent, Millis, Sequence};
-use writer::{Begun, Fate, Op, Read, Registry, Reservation, Shared, Writer};
+use writer::{Begun, Fate, Once, Op, Read, Registry, Reservation, Shared, Writer};
 
 /// No store has more queues than this: each costs a little memory for ever.
 pub const QUEUES_MAX: usize = 1_000;
@@ -483,14 +483,37 @@ impl EmbeddedQueue {
     /// Publishes all of these, in this order, or none. They are durable when this comes back.
     ///
     /// With an idempotency key, a second call with the same key within the queue's window publishes nothing again: each message is
-    /// compared with the one at its place in the first call.
+    /// compared with the one at its place in the first call. Other messages under the same key are refused; [`publish_once`](Self::publish_once)
+    /// tells that from other errors.
     pub async fn publish_many(
         &self,
         publications: Vec<Publication>,
         idempotency_key: Option<&str>,
     ) -> Result<Vec<Published>, PublishError> {
+        let published = self.publish_all(publications, idempotency_key).await?;
+        published.map_err(|publications| {
+            let why = "the idempotency key was used before, for other messages";
+            PublishError { refusal: SourceError::Broken(why.to_owned()).into(), publications }
+        })
+    }
+
+    /// As [`publish_many`](Self::publish_many) with an idempotency key; nothing is published, and nothing is the answer, if the key was used for other messages within the
+    /// queue's window.
+    pub async fn publish_once(
+        &self,
+        publications: Vec<Publication>,
+        idempotency_key: &str,
+    ) -> Result<Option<Vec<Published>>, PublishError> {
+        self.publish_all(publications, Some(idempotency_key)).await.map(Result::ok)
+    }
+
+    async fn publish_all(
+        &self,
+        publications: Vec<Publication>,
+        idempotency_key: Option<&str>,
+    ) -> Result<Result<Vec<Published>, Vec<Publication>>, PublishError> {
         if publications.is_empty() {
-            return Ok(Vec::new());
+            return Ok(Ok(Vec::new()));
         }
         let refuse = |refusal, publications| Err(PublishError { refusal, publications });
         if let Err(refusal) = check(&publications, idempotency_key) {
@@ -506,12 +529,12 @@ impl EmbeddedQueue {
             Ok(reservation) => reservation,
             Err(refusal) => return refuse(refusal, publications),
         };
-        let publications = publications.into_iter().map(without_blank_group).collect();
+        let publications: Vec<_> = publications.into_iter().map(without_blank_group).collect();
         let (answer, answered) = oneshot::channel();
         slot.send(Op::Publish {
             queue: Arc::clone(&self.queue),
+            once: idempotency_key.map(|key| Once { key: key.into(), digest: digest(&publications) }),
             publications,
-            idempotency_key: idempotency_key.map(Arc::from),
             now: self.inner.clock.now(),
             reservation,
             permit,
@@ -519,6 +542,26 @@ impl EmbeddedQueue {
         });
         answered.await.unwrap_or_else(|_| refuse(writer_died().into(), Vec::new()))
     }
+}
+
+/// What tells the messages of one call from those of another: 64 bits of a cryptographic hash, because it is written down and others choose what goes in.
+fn digest(publications: &[Publication]) -> u64 {
+    let mut context = ring::digest::Context::new(&ring::digest::SHA256);
+    for Publication { text, group, delay, deduplication_id } in publications {
+        let texts = [
+            Some(&**text),
+            group.as_deref().map(str::as_bytes),
+            deduplication_id.as_deref().map(str::as_bytes),
+        ];
+        for text in texts {
+            // None is no length that a text can have.
+            context.update(&text.map_or(u64::MAX, |text| text.len() as u64).to_le_bytes());
+            context.update(text.unwrap_or_default());
+        }
+        context.update(&delay.as_nanos().to_le_bytes());
+    }
+    let hash = context.finish();
+    u64::from_le_bytes(std::array::from_fn(|place| hash.as_ref()[place]))
 }
 
 /// Whether publications are within the limits of every queue.

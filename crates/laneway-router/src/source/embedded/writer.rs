@@ -183,6 +183,15 @@ impl Drop for Frozen {
     }
 }
 
+/// An idempotency key, and a digest of the call that came with it.
+pub(super) struct Once {
+    pub(super) key: Arc<str>,
+    pub(super) digest: u64,
+}
+
+/// What became of the messages of a call; or they come back, because another call had its idempotency key.
+type PublishedOnce = Result<Vec<Published>, Vec<Publication>>;
+
 pub(super) type Answer<T> = oneshot::Sender<Result<T, SourceError>>;
 
 /// What is asked of the writer.
@@ -191,12 +200,12 @@ pub(super) enum Op {
         queue: Arc<Shared>,
         publications: Vec<Publication>,
         /// Goes before the deduplication ids of the messages.
-        idempotency_key: Option<Arc<str>>,
+        once: Option<Once>,
         now: Millis,
         reservation: Reservation,
         /// Of the bytes that may be on their way.
         permit: Option<OwnedSemaphorePermit>,
-        answer: oneshot::Sender<Result<Vec<Published>, PublishError>>,
+        answer: oneshot::Sender<Result<PublishedOnce, PublishError>>,
     },
     Settle {
         begun: Begun,
@@ -239,6 +248,8 @@ pub(super) enum Read {
 /// What an operation did inside the transaction, to be told to the index and the caller after the commit.
 enum Effect {
     Published(Vec<Published>),
+    /// Another call had the idempotency key.
+    KeyTaken,
     Settled,
     Redriven(Vec<(Sequence, Option<String>)>, Reservation),
     Purged(Frozen),
@@ -489,10 +500,15 @@ struct Batch<'a> {
 impl Batch<'_> {
     fn apply(&mut self, op: &Op) -> rusqlite::Result<Effect> {
         match op {
-            Op::Publish { queue, publications, idempotency_key, now, .. } => {
+            Op::Publish { queue, publications, once, now, .. } => {
                 self.add_queue(queue)?;
                 self.now = self.now.max(*now);
-                let key = idempotency_key.as_deref();
+                if let Some(once) = once
+                    && !self.is_the_call(queue, once, *now)?
+                {
+                    return Ok(Effect::KeyTaken);
+                }
+                let key = once.as_ref().map(|once| &*once.key);
                 let numbered = publications.iter().enumerate();
                 let published =
                     numbered.map(|(place, publication)| self.publish(queue, publication, key, place, *now));
@@ -537,6 +553,22 @@ impl Batch<'_> {
         *self.next_sequence - 1
     }
 
+    /// Whether a call is the one that has its idempotency key. The first one gets it.
+    fn is_the_call(&mut self, queue: &Shared, once: &Once, now: Millis) -> rusqlite::Result<bool> {
+        let id = format!("c:{}", once.key);
+        if let Some(digest) = self.file.seen(queue.id, &id, now)? {
+            return Ok(digest == once.digest);
+        }
+        self.remember(queue, &id, once.digest, now)?;
+        Ok(true)
+    }
+
+    fn remember(&mut self, queue: &Shared, id: &str, what: u64, now: Millis) -> rusqlite::Result<()> {
+        let window = queue.options.deduplication_window.as_millis() as u64;
+        self.forget += 2;
+        self.file.remember(queue.id, id, what, now.saturating_add(window))
+    }
+
     fn publish(
         &mut self,
         queue: &Shared,
@@ -545,7 +577,7 @@ impl Batch<'_> {
         place: usize,
         now: Millis,
     ) -> rusqlite::Result<Published> {
-        // The two kinds of ids live in one table under different letters.
+        // The kinds of ids live in one table under different letters.
         let ids = [
             key.map(|key| format!("k{place}:{key}")),
             publication.deduplication_id.as_deref().map(|id| format!("d:{id}")),
@@ -559,10 +591,8 @@ impl Batch<'_> {
         let due = due(publication.delay, now);
         let body = Body { group: publication.written().cloned(), text: Arc::clone(&publication.text) };
         self.file.add_message(sequence, queue.id, due, now, &body)?;
-        let window = queue.options.deduplication_window.as_millis() as u64;
         for id in ids.iter().flatten() {
-            self.file.remember(queue.id, id, sequence, now.saturating_add(window))?;
-            self.forget += 2;
+            self.remember(queue, id, sequence, now)?;
         }
         Ok(Published { sequence, duplicate: false })
     }
@@ -633,7 +663,11 @@ fn keep(op: Op, effect: Effect) {
         ) => {
             appear(&queue, publications, &published, now);
             drop((reservation, permit));
-            let _ = answer.send(Ok(published));
+            let _ = answer.send(Ok(Ok(published)));
+        }
+        (Op::Publish { publications, reservation, permit, answer, .. }, Effect::KeyTaken) => {
+            drop((reservation, permit));
+            let _ = answer.send(Ok(Err(publications)));
         }
         (Op::Settle { mut begun, answer }, Effect::Settled) => {
             disappear(&begun.queue, std::mem::take(&mut begun.fates));
