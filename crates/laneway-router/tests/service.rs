@@ -283,6 +283,82 @@ async fn another_request_with_the_same_idempotency_key_is_refused() {
     bench.shutdown().await;
 }
 
+/// A size limit stands for a disk: both are the same error of the file.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_the_disk_is_full_publishing_is_refused_and_everything_else_goes_on() {
+    let bench = Bench::new("laneway.queue.size-max = 1 MiB").await;
+    bench.call("POST", "/api/pools/DEFAULT-POOL/pause", None).await.with(200);
+    let (url, mut calls) = recorder().await;
+    let post = async |number: u64| {
+        let mut message = message(&number.to_string(), "a", &url);
+        message["payload"] = json!({ "number": number, "ballast": "x".repeat(20_000) });
+        bench.post("/api/messages", message).await
+    };
+    let mut accepted = 0;
+    let refused = loop {
+        let answer = post(accepted).await;
+        if answer.status != 202 {
+            break answer;
+        }
+        accepted += 1;
+        assert!(accepted < 100, "a mebibyte has an end");
+    };
+    assert!(refused.problem(503).contains("full"), "{}", refused.text);
+    assert_eq!(refused.headers["retry-after"], "1");
+    let seeded = bench.call("POST", "/api/seed/messages?count=1000&endpoint=simulated", None).await;
+    assert!(seeded.problem(503).contains("full"), "{}", seeded.text);
+    // Everything else is as it was.
+    for path in
+        ["/health/live", "/health/ready", "/api/stats", "/api/groups", "/api/dead-letters", "/api/warnings"]
+    {
+        bench.get(path).await;
+    }
+    let source = bench.get("/api/sources").await[0].clone();
+    let there = source["waiting"].as_u64().unwrap() + source["leased"].as_u64().unwrap();
+    assert_eq!((there, &source["healthy"]), (accepted, &json!(true)), "{source}");
+
+    bench.call("POST", "/api/pools/DEFAULT-POOL/resume", None).await.with(200);
+    for number in 0..accepted {
+        let call = tokio::time::timeout(DEADLINE, calls.recv()).await.expect("a call in time").unwrap();
+        assert_eq!((call.0.as_str(), &call.2["number"]), ("a", &json!(number)), "accepted, so delivered");
+    }
+    bench.until("/api/sources", |sources| sources[0]["waiting"] == 0 && sources[0]["leased"] == 0).await;
+    assert_eq!(post(accepted).await.with(202)["accepted"], 1, "there is room again");
+    let call = tokio::time::timeout(DEADLINE, calls.recv()).await.expect("a call in time").unwrap();
+    assert_eq!(call.2["number"], json!(accepted));
+    bench.shutdown().await;
+}
+
+/// The calls of document 004, word for word: its queue has to be named in the configuration.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_seed_calls_of_document_004_work_where_its_queue_is_configured() {
+    let bench = Bench::new("laneway.queue.queues = [high, medium, low]").await;
+    for (mode, groups) in [("unique", 50..=50), ("1of8", 4..=8), ("single", 1..=1)] {
+        bench.call("DELETE", "/api/test/stats", None).await;
+        let path = format!("/api/seed/messages?count=50&endpoint=fast&queue=high&messageGroupMode={mode}");
+        let seeded = bench.call("POST", &format!("{path}&delayMillis=1"), None).await.with(202);
+        assert_eq!((&seeded["seeded"], &seeded["queue"]), (&json!(50), &json!("high")));
+        let is_all = |stats: &Value| {
+            stats["endpoints"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .any(|it| it["name"] == "fast" && it["succeeded"] == 50)
+        };
+        let stats = bench.until("/api/test/stats", is_all).await;
+        let keys = stats["keys"].as_u64().unwrap();
+        assert!(groups.contains(&keys) && stats["orderHeld"] == true, "{mode}: {stats}");
+        bench.until("/api/stats", |stats| stats["held"] == 0).await;
+    }
+    let elsewhere = bench.call("POST", "/api/seed/messages?queue=default", None).await;
+    assert!(
+        elsewhere.problem(404).contains("high, low, medium (laneway.queue.queues)"),
+        "{}",
+        elsewhere.text
+    );
+    bench.shutdown().await;
+}
+
 #[tokio::test]
 async fn one_bad_message_and_nothing_is_published() {
     let bench = Bench::new("laneway.mediator.allow = [\"127.0.0.1\"]").await;
