@@ -1,11 +1,12 @@
-//! What the verbs print of a service: a table for people, or one JSON object per line for programs.
+//! What the verbs print of a service: a table for people, or one JSON object per line for programs; and a bar while it takes long.
 //!
 //! A verb hands over the service's answer and says which fields make the columns. Programs get every field, as the service named it.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
+use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 
 /// A column: its heading, and its text for a row. Headings of numbers begin with `>` and stand to the right.
@@ -52,6 +53,15 @@ pub(crate) fn aligned(headings: &[&str], rows: Vec<Vec<String>>, right: &[bool])
         }
     }
     table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
+}
+
+/// A bar for so many messages; nothing where nobody looks, or where one request is enough.
+pub(crate) fn bar(count: u64, request: u64) -> ProgressBar {
+    if !io::stderr().is_terminal() || count <= request {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{bar:32} {percent:>3} %  {human_pos} messages, {eta} left");
+    ProgressBar::new(count).with_style(style.expect("the template is right"))
 }
 
 /// Names come from publishers: one that holds an escape sequence must not reach a terminal as such.

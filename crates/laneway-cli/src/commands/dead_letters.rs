@@ -44,9 +44,9 @@ enum What {
         /// All of them, oldest first
         #[arg(long)]
         all: bool,
-        /// How many, at most
-        #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = value_parser!(u32).range(1..))]
-        most: u32,
+        /// How many, at most; without it, as many as there are when it begins
+        #[arg(long, value_name = "N", requires = "all", value_parser = value_parser!(u64).range(1..))]
+        most: Option<u64>,
     },
     /// Forget all of them, for good
     Purge {
@@ -71,9 +71,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     match what {
         None => list(service, queue, 0, 100),
         Some(What::List { after, most }) => list(service, queue, *after, *most),
-        Some(What::Redrive { sequences, all, most }) => {
-            redrive(service, queue, (!all).then_some(sequences), *most)
-        }
+        Some(What::Redrive { all: true, most, .. }) => redrive_all(service, queue, *most),
+        Some(What::Redrive { sequences, .. }) => redrive(service, queue, sequences),
         // Clap has seen to it that `yes` was typed.
         Some(What::Purge { yes: _ }) => purge(service, queue),
     }
@@ -122,15 +121,71 @@ fn list(service: &Service, queue: Option<&str>, after: u64, most: u32) -> Result
     Ok(())
 }
 
-fn redrive(
-    service: &Service,
-    queue: Option<&str>,
-    which: Option<&Vec<u64>>,
-    most: u32,
-) -> Result<(), Failure> {
-    let body = json!({"queue": queue, "sequences": which, "most": most});
+fn redrive(service: &Service, queue: Option<&str>, which: &[u64]) -> Result<(), Failure> {
+    let body = json!({"queue": queue, "sequences": which});
     let answer = service.connect()?.post("/api/dead-letters/redrive", Some(&body))?;
-    tell(service.json, &answer, "redriven", |number| format!("{} will come again", count(number, "message")))
+    tell_redriven(service.json, &answer)
+}
+
+/// No request redrives more than this; it is what the service allows.
+const PART: u64 = 10_000;
+
+/// As many as there were at the beginning, oldest first: those that come back here meanwhile are younger, and are left.
+fn redrive_all(service: &Service, queue: Option<&str>, most: Option<u64>) -> Result<(), Failure> {
+    let client = service.connect()?;
+    let dead = dead_letters_of(&client.get("/api/sources")?, queue).unwrap_or(PART);
+    let wanted = most.map_or(dead, |most| most.min(dead));
+    let bar = table::bar(wanted, PART);
+    let mut redriven = 0;
+    let mut ended = Ok(());
+    while redriven < wanted {
+        let part = (wanted - redriven).min(PART);
+        let body = json!({"queue": queue, "most": part});
+        match client.post("/api/dead-letters/redrive", Some(&body)) {
+            Ok(answer) => {
+                let some = answer["redriven"].as_u64().unwrap_or(0);
+                redriven += some;
+                bar.inc(some);
+                // The queue has no more room, or somebody else was quicker.
+                if some < part {
+                    break;
+                }
+            }
+            Err(failure) => {
+                ended = Err(failure);
+                break;
+            }
+        }
+    }
+    bar.finish_and_clear();
+    if ended.is_ok() || redriven > 0 {
+        tell_redriven(service.json, &json!({"redriven": redriven}))?;
+    }
+    ended?;
+    if redriven < dead {
+        eprintln!(
+            "{} left; again: laneway dead-letters redrive --all",
+            count(dead - redriven, "dead letter")
+        );
+    }
+    Ok(())
+}
+
+/// How many dead letters a queue has: the one that is named, or the one that the service takes if none is.
+fn dead_letters_of(sources: &Value, queue: Option<&str>) -> Option<u64> {
+    let queues: Vec<&Value> =
+        sources.as_array()?.iter().filter(|source| source["kind"] == "embedded").collect();
+    let of = |name: &str| queues.iter().find(|source| source["name"] == name);
+    let source = match (queue, queues.as_slice()) {
+        (Some(name), _) => of(name)?,
+        (None, [only]) => only,
+        (None, _) => of("default")?,
+    };
+    source["dead"].as_u64()
+}
+
+fn tell_redriven(json: bool, answer: &Value) -> Result<(), Failure> {
+    tell(json, answer, "redriven", |number| format!("{} will come again", count(number, "message")))
 }
 
 fn purge(service: &Service, queue: Option<&str>) -> Result<(), Failure> {

@@ -89,6 +89,11 @@ fn seeded_messages_reach_the_test_targets() {
     let seed = ["seed", "--count", "16", "--endpoint", "success", "--groups", "1of8"];
     assert_eq!(service.tell(&seed)[0]["seeded"], 16);
     service.delivered("DEFAULT-POOL", 16);
+    // More than one request of the verb, and more than the service makes up at once.
+    let many = service.tell(&["seed", "--count", "110000", "--endpoint", "simulated", "--pool", "many"]);
+    assert_eq!((many.len(), &many[0]["seeded"]), (1, &json!(110_000)));
+    let ids: Vec<&str> = many[0]["ids"].as_array().expect("two").iter().filter_map(Value::as_str).collect();
+    assert!(ids[0].ends_with("-0") && ids[1].ends_with("-9999") && ids[0][..13] != ids[1][..13], "{ids:?}");
     let answer = service.ask(&["seed", "--endpoint", "no-such-target"]);
     assert_eq!(answer.code, 4, "{}", answer.stderr);
     assert!(answer.stderr.contains("no-such-target"), "{}", answer.stderr);
@@ -208,6 +213,11 @@ fn dead_letters_are_listed_redriven_and_purged() {
     assert!(answer.stdout.contains("reason") && answer.stdout.lines().count() == 3, "{}", answer.stdout);
     assert!(answer.stderr.contains("there may be more: --after "), "{}", answer.stderr);
     assert_eq!(service.tell(&["dead-letters", "redrive", "--all"]), [json!({"redriven": 3})]);
+    service.until(&["dead-letters"], |letters| letters.len() == 3);
+    service.until(&["pools"], |pools| pools[0]["held"] == 0);
+    let answer = service.ask(&["dead-letters", "redrive", "--all", "--most", "2"]);
+    assert!(answer.stderr.contains("2 messages will come again"), "{}", answer.stderr);
+    assert!(answer.stderr.contains("1 dead letter left"), "{}", answer.stderr);
     service.until(&["dead-letters"], |letters| letters.len() == 3);
     assert_eq!(service.ask(&["dead-letters", "purge"]).code, 2, "not without being sure");
     assert_eq!(service.tell(&["dead-letters", "purge", "--yes"]), [json!({"purged": 3})]);

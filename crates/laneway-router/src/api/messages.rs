@@ -49,7 +49,7 @@ pub(super) fn routes() -> Vec<Route> {
                 "A test target by name, `random` for one of them, `simulated`, or a URL; fast",
             )
             .query("queue", "string", "The queue; the only one, or default")
-            .query("messageGroupMode", "string", "unique, 1of8 or single; 1of8")
+            .query("messageGroupMode", "string", "unique: each its own; 1of8: one of eight, at random; single: one for all. 1of8")
             .query("pool", "string", "The code of the pool; DEFAULT-POOL")
             .query("delayMillis", "integer", "How long the target takes, instead of its own time")
             .gives(202, "Seeded"),
@@ -207,7 +207,7 @@ async fn seed(
         let (kind, target) = target(&service, &endpoint, seed.delay_millis)?;
         let group = match mode {
             GroupMode::Unique => format!("{run}-{number}"),
-            GroupMode::OneOfEight => format!("group-{}", number % 8),
+            GroupMode::OneOfEight => format!("group-{}", fastrand::u8(..8)),
             GroupMode::Single => "group-0".to_owned(),
         };
         let message = Message {
