@@ -263,6 +263,25 @@ async fn a_token_that_a_target_quotes_is_hidden() {
     }
 }
 
+#[tokio::test]
+async fn secret_headers_and_signing_secrets_that_a_target_quotes_are_hidden() {
+    const SIGNING: &str = "czNjcmV0LXNpZ25pbmcta2V5";
+    let quote = |headers: HeaderMap| async move {
+        let told = |name: &str| headers[name].to_str().unwrap().to_owned();
+        let session = told("cookie").split(['=', ';']).nth(1).unwrap().to_owned();
+        let all = [told("x-api-key"), told("cookie"), session, told("x-tenant"), SIGNING.to_owned()];
+        (StatusCode::FORBIDDEN, all.join(" | "))
+    };
+    let address = serve(Router::new().route("/", post(quote))).await;
+    let mut message = message(&format!("http://{address}/"));
+    let headers =
+        [("X-Api-Key", "s3cret"), ("cookie", "session=s3cret-s3cret; theme=dark"), ("x-tenant", "blue")];
+    message.headers = headers.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+    let signer = Signer::new(&[Secret::new(format!("whsec_{SIGNING}"))]).unwrap();
+    let verdict = HttpMediator::new(HttpSettings::default(), signer).mediate(call(&message)).await;
+    is_final(&verdict, "status 403: (secret) | (secret) | (secret) | blue | (secret)");
+}
+
 // ── what comes back ────────────────────────────────────────────────────────────────────────────────────────────────
 
 #[tokio::test]

@@ -65,6 +65,28 @@ pub fn refusal(name: &str, value: &str) -> Option<&'static str> {
     is_reserved.then_some("is not for messages to set")
 }
 
+/// What is in the names of headers whose values are secret.
+const SECRET: [&str; 12] = [
+    "access-key",
+    "api-key",
+    "apikey",
+    "auth",
+    "cookie",
+    "credential",
+    "passwd",
+    "password",
+    "secret",
+    "session",
+    "signature",
+    "token",
+];
+
+/// Whether the value of a header is probably a secret, by its name. To be mistaken costs a word in a reason that is not shown.
+pub(super) fn is_secret(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    SECRET.iter().any(|word| name.contains(word))
+}
+
 /// Everything but visible ASCII, the percent sign itself, and the full stop and the comma: the stop separates the parts of what is signed, and a
 /// comma is where a proxy may split a header.
 const ENCODED: &AsciiSet = &CONTROLS.add(b' ').add(b'%').add(b'.').add(b',').add(b'"').add(b'\\');

@@ -17,7 +17,7 @@
 //! webhook-timestamp: 1767355200                                 of this attempt
 //! webhook-signature: v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=    if there are secrets, one for each
 //! laneway-key: order-7                                          what orders the message, if anything does
-//! laneway-sequence: 4711                                        grows along the key
+//! laneway-sequence: 4711                                        grows along the key, within one source
 //! laneway-attempt: 1
 //! <the message's own headers>
 //!
@@ -32,6 +32,7 @@
 //! a retry: retries belong to the lane, and a client that repeats a POST on its own would send messages twice. (What could not begin to be written, because an idle connection
 //! had been closed, does go over another one.)
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::error::Error;
 use std::fmt::{Display, Write};
@@ -55,6 +56,7 @@ use super::signature::Signer;
 use super::target::{self, BadTarget, Pattern, Scope};
 use super::verdict::{Limits, Observed, Trouble, judge};
 use super::{Call, Verdict, headers};
+use crate::message::{Message, Secret};
 
 /// How targets are called.
 #[derive(Clone, Debug)]
@@ -212,9 +214,7 @@ impl HttpMediator {
         let pass = pass.map_err(|patience| wait(&target.name, patience))?;
         let request = self.request(call).map_err(|problem| refuse(&problem))?;
         let mut seen = inner.exchange(request, &target.address, started + inner.settings.timeout).await;
-        if let Some(token) = &call.message.auth_token {
-            seen.hide(token.expose());
-        }
+        seen.hide(call.message, &self.signer);
         let judgement = judge(seen.observed(), SystemTime::now(), &inner.settings.limits);
         pass.report(judgement.health, judgement.cool_down, Instant::now().into_std());
         Ok(judgement.verdict)
@@ -396,17 +396,20 @@ impl Seen {
         }
     }
 
-    /// Takes a secret out of an answer that may be shown: a target that complains may quote what it was sent.
-    fn hide(&mut self, secret: &str) {
-        // The reason has some hundred characters; what is behind these is not shown.
-        const SHOWN_BYTES: usize = 2_048;
+    /// Takes secrets out of an answer that may be shown: a target that complains may quote what it was sent.
+    fn hide(&mut self, message: &Message, signer: &Signer) {
         if let Seen::Answer { status, body, .. } = self
             && !(200..300).contains(status)
-            && !secret.is_empty()
+            && !body.is_empty()
         {
-            let text = String::from_utf8_lossy(&body[..body.len().min(SHOWN_BYTES + secret.len())]);
-            if text.contains(secret) {
-                *body = text.replace(secret, "(secret)").into();
+            let mut text = String::from_utf8_lossy(body);
+            for secret in secrets(message, signer) {
+                if text.contains(secret) {
+                    text = text.replace(secret, "(secret)").into();
+                }
+            }
+            if let Cow::Owned(text) = text {
+                *body = text.into();
             }
         }
     }
@@ -447,6 +450,26 @@ impl Seen {
     }
 }
 
+/// What must not be read in an answer, the longest first, so that no part of one is left.
+fn secrets<'a>(message: &'a Message, signer: &'a Signer) -> Vec<&'a str> {
+    let token = message.auth_token.iter().map(Secret::expose).filter(|token| !token.is_empty());
+    let values = message.headers.iter().filter(|(name, _)| headers::is_secret(name));
+    let values = values.flat_map(|(_, value)| {
+        // A cookie has several parts, and a scheme may stand in front. What is very short would be found everywhere.
+        let parts = value.split([' ', ';', ',', '=']).filter(|part| part.len() >= SECRET_PART_BYTES_MIN);
+        parts.chain([value.trim()].into_iter().filter(|value| value.len() >= SECRET_BYTES_MIN))
+    });
+    let mut secrets: Vec<&str> = token.chain(values).chain(signer.secrets()).collect();
+    secrets.sort_unstable_by_key(|secret| std::cmp::Reverse(secret.len()));
+    secrets
+}
+
+/// A shorter value of a header is no secret.
+const SECRET_BYTES_MIN: usize = 4;
+
+/// Nor is a shorter part of one.
+const SECRET_PART_BYTES_MIN: usize = 8;
+
 fn why_not_connected(error: &(dyn Error + 'static)) -> Trouble {
     let is_timeout = |error: &(dyn Error + 'static)| {
         let error = error.downcast_ref::<std::io::Error>();
@@ -467,7 +490,6 @@ fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::Message;
 
     /// As many of them are under way as pools have slots.
     #[test]

@@ -27,6 +27,8 @@ const LENIENT: GeneralPurpose = GeneralPurpose::new(
 #[derive(Clone, Default)]
 pub struct Signer {
     keys: Vec<hmac::Key>,
+    /// The secrets as they are handed around, without what is in front: to be recognised in what a target answers.
+    texts: Vec<Secret>,
 }
 
 /// Why a secret cannot be used. Does not repeat it.
@@ -58,7 +60,13 @@ impl Signer {
             return Err(BadSecret::TooMany(secrets.len()));
         }
         let keys = secrets.iter().zip(1..).map(|(secret, number)| key(secret, number));
-        Ok(Signer { keys: keys.collect::<Result<_, _>>()? })
+        let keys = keys.collect::<Result<_, _>>()?;
+        Ok(Signer { keys, texts: secrets.iter().map(|secret| Secret::new(bare(secret))).collect() })
+    }
+
+    /// The secrets, as a target may know them.
+    pub(super) fn secrets(&self) -> impl Iterator<Item = &str> {
+        self.texts.iter().map(Secret::expose)
     }
 
     /// Whether it signs at all.
@@ -84,10 +92,13 @@ impl Signer {
     }
 }
 
-fn key(secret: &Secret, number: usize) -> Result<hmac::Key, BadSecret> {
+fn bare(secret: &Secret) -> &str {
     let text = secret.expose().trim();
-    let text = text.strip_prefix("whsec_").unwrap_or(text);
-    let bytes = LENIENT.decode(text).map_err(|_| BadSecret::NotBase64 { number })?;
+    text.strip_prefix("whsec_").unwrap_or(text)
+}
+
+fn key(secret: &Secret, number: usize) -> Result<hmac::Key, BadSecret> {
+    let bytes = LENIENT.decode(bare(secret)).map_err(|_| BadSecret::NotBase64 { number })?;
     if bytes.len() < SECRET_BYTES_MIN {
         return Err(BadSecret::TooShort { number, bytes: bytes.len() });
     }

@@ -45,12 +45,12 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// 100 ms, 5 s, an hour, twelve hours. The last is the longest that SQS hides a message.
+    /// 100 ms, 5 s, a day, twelve hours. The last is the longest that SQS hides a message; a day is longer than a target that is meant to come back is away, and not for ever.
     fn default() -> Self {
         Limits {
             wait_min: Duration::from_millis(100),
             wait_default: Duration::from_secs(5),
-            wait_max: Duration::from_secs(3_600),
+            wait_max: Duration::from_secs(24 * 3_600),
             again_max: Duration::from_secs(43_200),
         }
     }
@@ -349,6 +349,7 @@ mod tests {
         let other_dates = ["Friday, 02-Jan-26 12:30:00 GMT", "Fri Jan  2 12:30:00 2026"];
         for status in [429, 503] {
             assert_eq!(waits(&answer(status, Some("7"), "")), Some(Duration::from_secs(7)));
+            assert_eq!(waits(&answer(status, Some("7200"), "")), Some(Duration::from_secs(7_200)));
             assert_eq!(waits(&answer(status, Some(half_past), "")), Some(Duration::from_secs(1_800)));
             for date in other_dates {
                 assert_eq!(
@@ -366,7 +367,7 @@ mod tests {
         for past in ["0", NOON, "Fri, 02 Jan 2026 11:00:00 GMT"] {
             assert_eq!(waits(&answer(429, Some(past), "")), Some(limits.wait_min), "{past}");
         }
-        for far in ["3601", "99999999999999999999999999", "Fri, 02 Jan 2099 12:00:00 GMT"] {
+        for far in ["86401", "99999999999999999999999999", "Fri, 02 Jan 2099 12:00:00 GMT"] {
             assert_eq!(waits(&answer(429, Some(far), "")), Some(limits.wait_max), "{far}");
         }
     }
