@@ -454,10 +454,22 @@ impl Service {
         Ok(())
     }
 
+    /// Lets a pool drain, and writes into the log what it has to drain, the first time.
+    pub fn drain_pool(&self, code: &str) -> Result<(), RouterError> {
+        let before = self.router().pool_view(code)?;
+        self.router().drain_pool(code)?;
+        if before.state != PoolState::Draining {
+            let active: usize = before.engine.dispatchers.iter().map(|part| part.in_flight).sum();
+            let queued = before.held.saturating_sub(active);
+            tracing::info!(pool = code, queued, active, groups = before.groups, "the pool drains");
+        }
+        Ok(())
+    }
+
     /// Removes a pool, however long it takes to drain. If a later reload has named it again meanwhile, it is added again.
     fn remove_in_background(&self, code: String) {
         // At once, so that whoever looks after the reload sees it drain.
-        let _ = self.router().drain_pool(&code);
+        let _ = self.drain_pool(&code);
         let service = self.clone();
         tokio::spawn(async move {
             let router = service.router();

@@ -200,7 +200,7 @@ async fn drain(
     State(service): State<Service>,
     Path(code): Path<String>,
 ) -> Result<(StatusCode, axum::Json<Pool>), Problem> {
-    service.router().drain_pool(&code)?;
+    service.drain_pool(&code)?;
     Ok((StatusCode::ACCEPTED, view(&service, &code)?))
 }
 
@@ -223,6 +223,7 @@ async fn remove(
     // A little less than the request has, so that the answer says what became of it.
     let longest = service.config().http.request_timeout.mul_f64(0.9);
     let limit = limit.limit_millis.map_or(REMOVAL, Duration::from_millis).min(longest);
+    service.drain_pool(&code)?;
     service.router().remove_pool(&code, limit).await?;
     Ok(axum::Json(Removed { removed: code }))
 }
