@@ -240,7 +240,9 @@ impl<'de> Visitor<'de> for FieldsVisitor {
                 "correlationId" => {
                     read(&mut map, &mut correlation_id, "correlationId", "a text or an integer")?;
                 }
-                "mediationType" => read(&mut map, &mut kind, "mediationType", "\"HTTP\" or \"SIMULATED\"")?,
+                "mediationType" => {
+                    read(&mut map, &mut kind, "mediationType", "\"HTTP\", \"SIMULATED\" or \"SINK\"")?;
+                }
                 "mediationTarget" => read(&mut map, &mut target, "mediationTarget", "a text")?,
                 "payload" => read(&mut map, &mut payload, "payload", "JSON")?,
                 "headers" => read(&mut map, &mut headers, "headers", "an object of texts")?,
@@ -366,7 +368,7 @@ mod tests {
                 r#"{"id":"t","correlationId":1,"mediationType":"FTP"}"#,
                 Rejection::BadField,
                 id(),
-                "\"HTTP\" or",
+                "\"HTTP\", \"SIMULATED\" or \"SINK\"",
             ),
             (
                 r#"{"id":"t","correlationId":1,"mediationType":"HTTP"}"#,
