@@ -681,7 +681,7 @@ impl Source for Odd {
                 .collect();
             self.given.fetch_add(part.len() as u64, Relaxed);
             if part.is_empty() {
-                tokio::time::sleep(wants.wait).await;
+                tokio::time::sleep(wants.wait).await; // paced: a source with nothing to give waits as long as it was asked to
             }
             Ok(part)
         }

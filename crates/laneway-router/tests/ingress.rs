@@ -143,7 +143,7 @@ async fn eventually(what: &str, mut reached: impl FnMut() -> bool) {
     let deadline = Instant::now() + DEADLINE;
     while !reached() {
         assert!(Instant::now() < deadline, "not within {DEADLINE:?}: {what}");
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        tokio::time::sleep(Duration::from_millis(1)).await; // paced: between two looks at what announces itself to nobody
     }
 }
 

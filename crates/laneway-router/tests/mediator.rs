@@ -348,7 +348,7 @@ async fn headers_that_trickle_do_not_hold_a_call() {
             if stream.write_all(&[*byte]).await.is_err() {
                 return;
             }
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            tokio::time::sleep(Duration::from_millis(5)).await; // paced: it trickles
         }
     })
     .await;
@@ -845,7 +845,7 @@ async fn a_breaker_opens_probes_once_and_closes() {
     let Verdict::Wait { delay, reason, .. } = mediate(&mediator, &target).await else { panic!("not a wait") };
     assert!(reason.contains("open"), "{reason}");
     assert_eq!(calls.load(SeqCst), 10, "an open breaker lets nothing through");
-    tokio::time::sleep(delay).await;
+    tokio::time::sleep(delay).await; // paced: as long as the breaker asked for
     for probe in 1..=3 {
         let (mediator, target) = (mediator.clone(), target.clone());
         let mut probing = {

@@ -103,7 +103,7 @@ async fn simulate_once(seed: u64, weather: Weather) {
             };
             let panics = chance(weather.panics);
             async move {
-                tokio::time::sleep(millis(delay)).await;
+                tokio::time::sleep(millis(delay)).await; // paced: a call takes its time, in virtual time
                 assert!(!panics, "on purpose");
                 verdict
             }
@@ -514,7 +514,8 @@ async fn pitfall_17_a_slow_pool_does_not_block_its_queue() {
     let rig = Rig::new(
         roomy(),
         script(|seen| async move {
-            tokio::time::sleep(if seen.pool == "slow" { Duration::from_secs(5) } else { millis(5) }).await;
+            let time = if seen.pool == "slow" { Duration::from_secs(5) } else { millis(5) };
+            tokio::time::sleep(time).await; // paced: a call takes its time, in virtual time
             Verdict::Done
         }),
     );

@@ -354,7 +354,7 @@ async fn the_capacity_of_a_group_follows_its_history() {
         pool,
         script(|seen| async move {
             let time = if seen.group == "slow" { millis(2_000) } else { millis(20) };
-            tokio::time::sleep(time).await;
+            tokio::time::sleep(time).await; // paced: a call takes its time, in virtual time
             Verdict::Done
         }),
     );

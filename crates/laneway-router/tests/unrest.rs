@@ -495,7 +495,7 @@ async fn a_group_in_two_sources_is_one_lane() {
             move |_| {
                 let fails = calls.fetch_add(1, Relaxed) % 7 == 3;
                 async move {
-                    tokio::time::sleep(millis(10)).await;
+                    tokio::time::sleep(millis(10)).await; // paced: a call takes its time
                     if fails { again() } else { Verdict::Done }
                 }
             }

@@ -21,6 +21,9 @@ const LEFTOVER_WORDS: [&str; 3] = [concat!("TO", "DO"), concat!("FIX", "ME"), co
 const MACHINE_PATHS: [&str; 4] =
     [concat!("/ho", "me/"), concat!("/ro", "ot/"), concat!("/wo", "rk/"), concat!("/Us", "ers/")];
 
+/// What sleeps: a thread, and a task.
+const SLEEPS: [&str; 2] = ["thread::sleep", "time::sleep("];
+
 /// The comment that excuses a sleeping test, with the reason behind it.
 const PACED: &str = "// paced:";
 
@@ -67,7 +70,8 @@ pub(super) fn no_sleeping_tests(path: &Path, text: &str) -> Vec<Finding> {
     let Some(first) = first_test_line(path, text) else { return Vec::new() };
     let sleeps = find_lines(text, |line| {
         let excused = line.split_once(PACED).is_some_and(|(_, reason)| !reason.trim().is_empty());
-        let sleeps = code_of(line).contains("thread::sleep") && !excused;
+        let code = code_of(line);
+        let sleeps = SLEEPS.iter().any(|sleep| code.contains(sleep)) && !excused;
         sleeps.then(|| format!("a test waits for a signal, or says why it cannot: `{PACED} <reason>`"))
     });
     sleeps.into_iter().filter(|finding| finding.line >= first).collect()
@@ -197,6 +201,12 @@ mod tests {
         let test = Path::new("tests/ordering.rs");
         assert_eq!(lines(no_sleeping_tests(test, "\nthread::sleep(TICK);")), [2]);
         assert_eq!(lines(no_sleeping_tests(test, "thread::sleep(TICK); // paced:")), [1]);
+        assert_eq!(lines(no_sleeping_tests(test, "tokio::time::sleep(TICK).await;")), [1]);
+        assert_eq!(lines(no_sleeping_tests(test, "\ntime::sleep(TICK).await;")), [2]);
+        assert!(
+            no_sleeping_tests(test, "tokio::time::sleep(TICK).await; // paced: as slow as a target")
+                .is_empty()
+        );
         assert!(no_sleeping_tests(test, "thread::sleep(TICK); // paced: the work of the handler").is_empty());
         assert!(no_sleeping_tests(test, "// thread::sleep would be slow").is_empty());
     }

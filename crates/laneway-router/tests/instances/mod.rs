@@ -208,7 +208,7 @@ impl Target {
             let mut random = self.random.lock().unwrap();
             (random.u32(0..100), random.u64(0..8))
         };
-        tokio::time::sleep(Duration::from_millis(pause)).await;
+        tokio::time::sleep(Duration::from_millis(pause)).await; // paced: a target takes its time
         if fate < 8 {
             return answer(500);
         }

@@ -193,7 +193,7 @@ where
 /// Everything is done after this time.
 pub(crate) fn takes(time: Duration) -> Script {
     script(move |_| async move {
-        tokio::time::sleep(time).await;
+        tokio::time::sleep(time).await; // paced: a call takes its time
         Verdict::Done
     })
 }
