@@ -17,6 +17,7 @@ mod simulate;
 mod tidy;
 
 mod bench;
+mod crash;
 mod fuzz;
 
 use std::process::ExitCode;
@@ -43,6 +44,8 @@ enum Verb {
     Simulate(simulate::Options),
     /// Drive the engine, and the readers of outside input, with random bytes for a while
     Fuzz(fuzz::Options),
+    /// Kill the router at random moments, and check that nothing is lost
+    Crash(crash::Options),
     /// Run the benchmark beside the peers: `cargo xtask bench engine --workload W1`
     Bench(bench::Options),
     /// Run every example
@@ -70,6 +73,7 @@ fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Model(options) => model::run(&options),
         Verb::Simulate(options) => simulate::run(&options),
         Verb::Fuzz(options) => fuzz::run(&options),
+        Verb::Crash(options) => crash::run(&options),
         Verb::Bench(options) => bench::run(&options),
         Verb::Examples => examples::run(),
         Verb::Licences => licences::run(),
