@@ -547,7 +547,8 @@ impl EmbeddedQueue {
 /// What tells the messages of one call from those of another: 64 bits of a cryptographic hash, because it is written down and others choose what goes in.
 fn digest(publications: &[Publication]) -> u64 {
     let mut context = ring::digest::Context::new(&ring::digest::SHA256);
-    for Publication { text, group, delay, deduplication_id } in publications {
+    // The line is one that the text says.
+    for Publication { text, group, delay, deduplication_id, .. } in publications {
         let texts = [
             Some(&**text),
             group.as_deref().map(str::as_bytes),
