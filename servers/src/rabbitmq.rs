@@ -11,7 +11,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::process::{Recipe, Server, free_port, is_open};
+use crate::process::{Recipe, Server, free_port, is_open, run};
 
 /// What Debian calls it.
 pub const PACKAGE: &str = "rabbitmq-server";
@@ -24,9 +24,23 @@ pub struct Broker {
     /// The node.
     pub node: Server,
     epmd: Server,
+    /// What the node is called.
+    name: String,
 }
 
 impl Broker {
+    /// Runs `rabbitmqctl` with these words.
+    pub fn control(&self, words: &[&str]) -> Result<()> {
+        let mut command = Command::new(script()?.with_file_name("rabbitmqctl"));
+        command
+            .args(["--node", &self.name])
+            .args(words)
+            .env("HOME", self.node.folder())
+            .env("ERL_EPMD_ADDRESS", "127.0.0.1")
+            .env("ERL_EPMD_PORT", self.names().port().to_string());
+        run(&mut command).map(drop)
+    }
+
     /// Where its `epmd` listens.
     pub fn names(&self) -> SocketAddr {
         self.epmd.address()
@@ -72,7 +86,7 @@ fn start_with(tls: Option<u16>, further: impl FnOnce(&Path) -> Result<String>) -
         user: None,
     };
     let node = Server::start(recipe, |folder| prepare(folder, port, &further(folder)?))?;
-    Ok(Broker { node, epmd })
+    Ok(Broker { node, epmd, name: node_name(distribution) })
 }
 
 /// How to connect to it.
@@ -114,6 +128,10 @@ fn prepare(folder: &Path, port: u16, further: &str) -> Result<()> {
     Ok(())
 }
 
+fn node_name(distribution: u16) -> String {
+    format!("laneway{distribution}@localhost")
+}
+
 fn node(script: &Path, folder: &Path, names: u16, distribution: u16) -> Command {
     let _ = fs::remove_file(folder.join(PID));
     let mut command = Command::new(script);
@@ -121,7 +139,7 @@ fn node(script: &Path, folder: &Path, names: u16, distribution: u16) -> Command 
         // Otherwise the script stays as the node's parent, and the node outlives it.
         .env("RUNNING_UNDER_SYSTEMD", "true")
         .env("HOME", folder)
-        .env("RABBITMQ_NODENAME", format!("laneway{distribution}@localhost"))
+        .env("RABBITMQ_NODENAME", node_name(distribution))
         .env("RABBITMQ_CONFIG_FILE", folder.join("rabbitmq.conf"))
         .env("RABBITMQ_ENABLED_PLUGINS_FILE", folder.join("plugins"))
         .env("RABBITMQ_MNESIA_BASE", folder.join("data"))

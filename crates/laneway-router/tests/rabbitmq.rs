@@ -20,7 +20,7 @@ use laneway_router::router::{Router, SourceSettings};
 use laneway_router::source::broker::{Broker as _, Configured, Examination, Level, Role, from_url};
 use laneway_router::source::conformance::{self, Abilities, Sample, Subject, every_promise};
 use laneway_router::source::rabbitmq::{NOT_BEFORE_HEADER, RabbitQueue, RabbitSink, RabbitSource, Settings};
-use laneway_router::source::sink::{Outgoing, Published, Sink};
+use laneway_router::source::sink::{Outgoing, Published, Sink, SinkError};
 use laneway_router::source::{Delivery, Disposal, Receipt, Settled, Source, SourceError, Wants};
 use laneway_servers::rabbitmq::{self, Broker};
 use lapin::options::{BasicAckOptions, BasicGetOptions, QueueDeclareOptions};
@@ -355,6 +355,222 @@ async fn a_queue_that_is_missing_is_said_and_read_once_it_is_there() {
     };
     let claimed = timeout(PATIENCE, claiming).await.expect("it is read without a restart");
     assert_eq!(text(&claimed[0]), "0");
+}
+
+/// AMQP has names of at most 255 bytes. Longer ones are said, and nobody falls silent over them.
+#[tokio::test]
+async fn names_that_are_too_long_are_said() {
+    let long = Settings::new(rabbitmq::url(broker()), &"q".repeat(248));
+    let source = RabbitQueue::new(long.clone()).consumer("x");
+    let Err(SourceError::Broken(said)) = source.connect().await else { panic!("it cannot be made") };
+    assert!(said.contains("255 bytes") && said.contains("quarantine"), "{said}");
+    let Err(error) = RabbitSink::open(Settings { partitions: 2, ..long }, "x".into()).await else {
+        panic!("it cannot be there")
+    };
+    assert!(error.to_string().contains("255 bytes"), "{error}");
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("laneway.conf");
+    let text = |bytes: usize| {
+        let (url, queue) = (rabbitmq::url(broker()), "q".repeat(bytes));
+        format!("laneway.sources.orders {{ kind = rabbitmq, url = {url:?}, queue = {queue} }}")
+    };
+    let problems = |bytes: usize| {
+        std::fs::write(&file, text(bytes)).expect("written");
+        Config::load(&Layering::file(&file)).map(drop).map_err(|error| format!("{:?}", error.problems()))
+    };
+    assert_eq!(problems(244), Ok(()));
+    let url = format!("{}?heartbeat=5", rabbitmq::url(broker()));
+    std::fs::write(&file, format!("laneway.sources.orders {{ kind = rabbitmq, url = {url:?}, queue = q }}"))
+        .expect("written");
+    let error = Config::load(&Layering::file(&file)).expect_err("it would be overruled");
+    assert!(format!("{:?}", error.problems()).contains("a setting of its own"), "{:?}", error.problems());
+    let said = problems(245).expect_err("too long for the quarantine's name");
+    assert!(said.contains("queue") && said.contains("255 bytes"), "{said}");
+}
+
+/// What a message brings with it that AMQP, or this broker, has no room for.
+#[tokio::test]
+async fn a_message_with_a_header_that_cannot_be_sent_is_refused_and_holds_up_nobody() {
+    let rabbit = Rabbit::new(Settings { partitions: 2, ..settings(broker()) }).await;
+    let with = |name: &str, value: &str| Outgoing {
+        headers: BTreeMap::from([(name.to_owned(), value.to_owned())]),
+        ..outgoing(sample("a", name))
+    };
+    let long = "x".repeat(300);
+    for (name, value) in [(&*long, "1"), ("CC", "other"), ("BCC", "other"), ("x-long", &*"x".repeat(140_000))]
+    {
+        let answers = timeout(PATIENCE, rabbit.sink.publish(vec![with(name, value)])).await.expect("in time");
+        let answers = answers.expect(name);
+        assert!(matches!(&answers[..], [Published::Refused { .. }]), "{name}: {answers:?}");
+    }
+    let alone = Outgoing { id: "é".repeat(128), group: None, ..outgoing(sample("a", "alone")) };
+    let answers = rabbit.sink.publish(vec![alone, with("x-tenant", "b")]).await.expect("published");
+    assert!(answers.iter().all(|one| matches!(one, Published::Accepted { .. })), "{answers:?}");
+    let source = rabbit.queue.consumer("test");
+    let mut came = Vec::new();
+    while came.len() < 2 {
+        came.extend(claim_again(&source, 10).await.iter().map(text));
+    }
+    came.sort_unstable();
+    assert_eq!(came, ["alone", "x-tenant"]);
+}
+
+/// A prefetch counts messages and not bytes: what is too long for a message, and goes to quarantine whole, is bounded by itself.
+#[tokio::test]
+async fn texts_that_are_too_long_are_not_all_in_hand_at_once() {
+    const LONG: usize = 1_000_000;
+    const COUNT: usize = 30;
+    let rabbit = Rabbit::new(Settings { bytes: 4 * LONG, ..settings(broker()) }).await;
+    let long = "x".repeat(LONG);
+    for _ in 0..COUNT {
+        rabbit.put(&rabbit.settings.queue, &long, lapin::BasicProperties::default()).await;
+    }
+    rabbit.publish((0..5).map(|number| sample("a", number)).collect()).await;
+    let source = rabbit.queue.consumer("test");
+    let (mut quarantined, mut witness) = (0, Witness::default());
+    while quarantined < COUNT || witness.count() < 5 {
+        // All that can be had while nothing is settled.
+        let mut held = Vec::new();
+        loop {
+            match source.claim(Wants { wait: Duration::from_millis(500), ..wants(100) }).await {
+                Ok(more) if more.is_empty() => break,
+                Ok(more) => held.extend(more),
+                Err(SourceError::Unavailable(_)) => tokio::time::sleep(Duration::from_millis(50)).await, // paced: as the router does
+                Err(error) => panic!("{error}"),
+            }
+        }
+        let receipts = held.iter().map(|one| one.receipt.clone()).collect();
+        let answers = source.extend(receipts, PATIENCE).await.expect("an answer");
+        let good = held.into_iter().zip(answers).filter(|(_, answer)| *answer == Settled::Settled);
+        let (long, ordinary): (Vec<_>, Vec<_>) =
+            good.map(|(one, _)| one).partition(|one| one.text.len() == LONG);
+        assert!(long.len() <= 4, "{} of {COUNT} are in hand at once", long.len());
+        quarantined += long.len();
+        let reason = || Disposal::Quarantine { reason: "too long".to_owned() };
+        let mut disposals: Vec<_> = long.iter().map(|one| (one.receipt.clone(), reason())).collect();
+        disposals.extend(witness.see(&ordinary));
+        let count = disposals.len();
+        assert_eq!(source.settle(disposals).await, Ok(vec![Settled::Settled; count]));
+    }
+    source.close().await;
+    let kept = rabbit.empty(&rabbit.settings.quarantine).await;
+    assert!(
+        kept.len() == COUNT && kept.iter().all(|(text, _)| *text == long),
+        "{} are kept whole",
+        kept.len()
+    );
+}
+
+/// A permission that is taken away is said, and what was stopped by it goes on once it is given again.
+#[tokio::test]
+async fn a_permission_that_is_revoked_is_said_and_mended_without_a_restart() {
+    let control = async |words: &[&str]| {
+        let words: Vec<String> = words.iter().map(ToString::to_string).collect();
+        let run = move || broker().control(&words.iter().map(String::as_str).collect::<Vec<_>>());
+        tokio::task::spawn_blocking(run).await.expect("it runs").expect("done");
+    };
+    control(&["add_user", "clerk", "hush"]).await;
+    control(&["set_permissions", "clerk", ".*", ".*", ".*"]).await;
+    let url = rabbitmq::url(broker()).replace("guest:guest@", "clerk:hush@");
+    let rabbit = Rabbit::new(Settings { url: Secret::new(url), ..settings(broker()) }).await;
+    let source = rabbit.queue.consumer("test");
+    rabbit.publish(vec![sample("a", 0)]).await;
+    let mut witness = Witness::default();
+    let held = claim_again(&source, 1).await;
+    source.settle(witness.see(&held)).await.expect("settled");
+
+    control(&["set_permissions", "clerk", "^$", "^$", "^$"]).await;
+    // The broker may remember for as long as a connection lasts what was allowed over it.
+    control(&["close_all_user_connections", "clerk", "revoked"]).await;
+    let refused = async {
+        loop {
+            match source.claim(Wants { wait: Duration::from_millis(50), ..wants(1) }).await {
+                Err(SourceError::Broken(said)) => return said,
+                _ => tokio::time::sleep(Duration::from_millis(50)).await, // paced: as the router does
+            }
+        }
+    };
+    let said = timeout(PATIENCE, refused).await.expect("it is said");
+    assert!(said.contains("give the user the permission") && !said.contains("hush"), "{said}");
+    let refused = async {
+        loop {
+            match rabbit.sink.publish(vec![outgoing(sample("a", 1))]).await {
+                Err(SinkError::Broken(said)) => return said,
+                _ => tokio::time::sleep(Duration::from_millis(50)).await, // paced: as a publisher does
+            }
+        }
+    };
+    let said = timeout(PATIENCE, refused).await.expect("it is said");
+    assert!(said.contains("give the user the permission"), "{said}");
+
+    control(&["set_permissions", "clerk", ".*", ".*", ".*"]).await;
+    let publishing = async {
+        while rabbit.sink.publish(vec![outgoing(sample("a", 1))]).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(50)).await; // paced: as a publisher does
+        }
+    };
+    timeout(PATIENCE, publishing).await.expect("it is taken again");
+    let reading = async {
+        loop {
+            match source.claim(wants(1)).await {
+                Ok(claimed) if !claimed.is_empty() => return claimed,
+                _ => tokio::time::sleep(Duration::from_millis(50)).await, // paced: as the router does
+            }
+        }
+    };
+    let held = timeout(PATIENCE, reading).await.expect("it is read again");
+    source.settle(witness.see(&held)).await.expect("settled");
+    assert_eq!(witness.count(), 2);
+}
+
+/// Away for longer than the lease, and than the longest pause between two attempts to connect: it is not stormed meanwhile, and routing goes on by itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_that_is_away_for_long_is_asked_rarely_and_read_when_it_is_back() {
+    let mut broker =
+        tokio::task::spawn_blocking(|| rabbitmq::start().expect("RabbitMQ starts")).await.expect("started");
+    let rabbit = Rabbit::new(settings(&broker)).await;
+    let (calls, mut called) = mpsc::unbounded_channel();
+    let mediator: Arc<dyn Mediator> = Arc::new(Recorder(calls));
+    let router =
+        Router::start(PoolSettings::default(), Arc::new(move |_| Arc::clone(&mediator))).expect("a router");
+    let source = Arc::new(rabbit.queue.consumer("orders"));
+    router.add_source(source, SourceSettings { lease: Duration::from_secs(2) });
+    let message = |id: &str| {
+        format!(r#"{{"id": "{id}", "poolCode": "", "messageGroupId": "a", "mediationTarget": "http://x/"}}"#)
+    };
+    rabbit.publish(vec![sample("a", message("first"))]).await;
+    assert_eq!(timeout(PATIENCE, called.recv()).await.expect("in time").as_deref(), Some("first"));
+
+    let address = broker.node.address();
+    let mut broker = tokio::task::spawn_blocking(move || {
+        broker.node.kill().expect("killed");
+        broker
+    })
+    .await
+    .expect("it runs");
+    let door = tokio::net::TcpListener::bind(address).await.expect("its port is free");
+    let begun = tokio::time::Instant::now();
+    let knocks = async {
+        for _ in 0..8 {
+            drop(door.accept().await.expect("somebody knocks"));
+        }
+    };
+    timeout(PATIENCE * 2, knocks).await.expect("it is asked for again and again");
+    // Pauses double from a tenth of a second to ten, and are cut by half at most.
+    assert!(begun.elapsed() > Duration::from_secs(10), "eight times within {:?}", begun.elapsed());
+    drop(door);
+    let broker = tokio::task::spawn_blocking(move || {
+        broker.node.resume().expect("it comes back");
+        broker
+    })
+    .await
+    .expect("it runs");
+    rabbit.publish(vec![sample("a", message("second"))]).await;
+    assert_eq!(timeout(PATIENCE, called.recv()).await.expect("in time").as_deref(), Some("second"));
+    let report = router.shutdown(Duration::from_secs(10)).await;
+    assert!(report.settled, "{report:?}");
+    drop(broker);
 }
 
 /// Killed, restarted and frozen while messages are in hand: what was done is done, the rest comes again in order, as itself.

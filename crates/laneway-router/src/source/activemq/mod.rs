@@ -47,6 +47,8 @@ pub const GROUP_HEADER: &str = "x-laneway-group";
 pub const NOT_BEFORE_HEADER: &str = "x-laneway-not-before";
 /// Why a message is among the dead letters, or in quarantine.
 pub const REASON_HEADER: &str = "x-laneway-reason";
+/// What is long and in hand may be between one message of the usual limit and more than anybody has memory for.
+const BYTES: std::ops::RangeInclusive<u64> = 1024 * 1024..=64 * 1024 * 1024 * 1024;
 /// The header by which the broker knows groups.
 const BROKERS_GROUP_HEADER: &str = "JMSXGroupID";
 
@@ -59,6 +61,8 @@ pub struct Settings {
     pub queue: String,
     /// How many messages are in hand unacknowledged.
     pub prefetch: u32,
+    /// How many bytes of texts that are too long for messages may be in hand.
+    pub bytes: usize,
     /// The header that has the group. Without it, the group is in the message.
     pub group_header: String,
     /// The queue for dead letters.
@@ -116,6 +120,7 @@ impl Settings {
             url: Secret::new(url),
             queue: queue.to_owned(),
             prefetch: 500,
+            bytes: 64 * 1024 * 1024,
             group_header: GROUP_HEADER.to_owned(),
             dead_letters: format!("{queue}.dead"),
             quarantine: format!("{queue}.quarantine"),
@@ -199,6 +204,9 @@ pub(super) fn read(s: &mut Section<'_>, role: Role) -> Arc<dyn Broker> {
     if role == Role::Source {
         if s.has("prefetch") {
             settings.prefetch = s.integer("prefetch", 1..=65_535) as u32;
+        }
+        if s.has("bytes") {
+            settings.bytes = s.bytes("bytes", BYTES) as usize;
         }
         if s.has("dead-letters") {
             settings.dead_letters = name(s, "dead-letters");

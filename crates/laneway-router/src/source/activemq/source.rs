@@ -15,12 +15,13 @@ use super::stomp::{Failure, Frame, Receiver, Sender};
 use super::{BROKERS_GROUP_HEADER, NOT_BEFORE_HEADER, REASON_HEADER, Settings, destination, send_frame};
 use crate::source::ARRIVALS_AT_ONCE;
 use crate::source::pushed::{
-    ANSWER, Acknowledged, Arrival, Copied, Memory, Pushed, brief, fingerprint, instant,
+    ANSWER, Acknowledged, Arrival, Copied, LongTexts, Memory, Pushed, Weight, Width, brief, fingerprint,
+    instant,
 };
 use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
 
 /// The headers that the broker writes itself.
-const BROKERS_OWN: &[&str] = &[
+pub(super) const BROKERS_OWN: &[&str] = &[
     "ack",
     "content-length",
     "destination",
@@ -53,6 +54,7 @@ impl ActiveQueue {
         let inner = Arc::new(Inner {
             name: name.into(),
             pushed: Pushed::new(1, Arc::clone(&self.memory)),
+            long: LongTexts::new(self.settings.bytes, 1, self.settings.prefetch),
             settings: Arc::clone(&self.settings),
             sender: Mutex::default(),
             transactions: AtomicU64::new(0),
@@ -72,6 +74,8 @@ struct Inner {
     name: Arc<str>,
     settings: Arc<Settings>,
     pushed: Pushed<Tag>,
+    /// Texts that are too long for messages.
+    long: LongTexts,
     /// Of the connection that there is.
     sender: Mutex<Option<Sender>>,
     transactions: AtomicU64,
@@ -82,6 +86,8 @@ struct Inner {
 struct Tag {
     ack: Arc<str>,
     headers: Arc<[(String, String)]>,
+    /// Of a text that is too long.
+    _weight: Option<Arc<Weight>>,
 }
 
 impl Drop for ActiveSource {
@@ -232,7 +238,7 @@ async fn hold(inner: &Arc<Inner>) -> Result<(), SourceError> {
         .with("id", "0")
         .with("destination", destination(&inner.settings.queue))
         .with("ack", "client-individual")
-        .with("activemq.prefetchSize", inner.settings.prefetch.to_string());
+        .with("activemq.prefetchSize", inner.long.prefetch().to_string());
     sender.send(&[subscribe]).await.map_err(|failure| inner.settings.explain("subscribe", &failure))?;
     let epoch = inner.pushed.open(0);
     *inner.sender.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender.clone());
@@ -255,11 +261,17 @@ async fn read(inner: &Inner, epoch: u64, sender: &Sender, receiver: &mut Receive
             _ = &mut let_go => return Ok(()),
             () = inner.pushed.until_closed() => return Ok(()),
         };
-        let mut arrivals = vec![arrival(&inner.settings, epoch, first)];
-        while arrivals.len() < ARRIVALS_AT_ONCE
-            && let Some(more) = receiver.message_now()
-        {
-            arrivals.push(arrival(&inner.settings, epoch, more));
+        let mut arrivals = Vec::new();
+        let mut next = Some(first);
+        while let Some(frame) = next {
+            let (weight, width) = inner.long.weigh(frame.body.len());
+            arrivals.push(arrival(&inner.settings, epoch, frame, weight));
+            match width {
+                Width::Right => {}
+                Width::TooNarrow => inner.pushed.drain(0),
+                Width::TooWide(why) => return Err(Failure::Lost(why)),
+            }
+            next = if arrivals.len() < ARRIVALS_AT_ONCE { receiver.message_now() } else { None };
         }
         let again: Vec<Frame> = inner.pushed.arrive(arrivals).iter().map(ack).collect();
         if !again.is_empty() {
@@ -268,7 +280,7 @@ async fn read(inner: &Inner, epoch: u64, sender: &Sender, receiver: &mut Receive
     }
 }
 
-fn arrival(settings: &Settings, epoch: u64, frame: Frame) -> Arrival<Tag> {
+fn arrival(settings: &Settings, epoch: u64, frame: Frame, weight: Option<Arc<Weight>>) -> Arrival<Tag> {
     let group: Option<Arc<str>> =
         frame.header(&settings.group_header).filter(|group| !group.trim().is_empty()).map(Arc::from);
     let redelivered = frame.header("redelivered") == Some("true");
@@ -282,7 +294,11 @@ fn arrival(settings: &Settings, epoch: u64, frame: Frame) -> Arrival<Tag> {
         earlier: u32::from(redelivered),
         group,
         not_before,
-        tag: Tag { ack: frame.header("ack").unwrap_or_default().into(), headers: frame.headers.into() },
+        tag: Tag {
+            ack: frame.header("ack").unwrap_or_default().into(),
+            headers: frame.headers.into(),
+            _weight: weight,
+        },
         text: frame.body.into(),
     }
 }

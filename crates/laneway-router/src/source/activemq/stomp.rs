@@ -20,6 +20,9 @@ use tokio::time::{Instant, sleep_until, timeout};
 /// The longest frame that is taken. ActiveMQ has the same limit, unless it is told otherwise.
 const FRAME_BYTES_MAX: usize = 104_857_600;
 
+/// As much room is kept for the next frames, whatever there was before.
+const KEPT_BYTES: usize = 1024 * 1024;
+
 /// The longest head of a frame.
 const HEAD_BYTES_MAX: usize = 256 * 1024;
 
@@ -76,7 +79,8 @@ impl Frame {
     }
 }
 
-fn escape(text: &str) -> String {
+/// As a header travels.
+pub(super) fn escape(text: &str) -> String {
     text.replace('\\', "\\\\").replace('\r', "\\r").replace('\n', "\\n").replace(':', "\\c")
 }
 
@@ -112,6 +116,8 @@ impl Decoder {
             self.bytes.drain(..self.from);
             self.searched = self.searched.saturating_sub(self.from);
             self.from = 0;
+            // A single long frame should not be remembered by its room.
+            self.bytes.shrink_to(KEPT_BYTES);
         }
         self.bytes.extend_from_slice(bytes);
     }

@@ -17,17 +17,21 @@
 //! * when there are several, and others stand by that have none; then it is drained first;
 //! * when an acknowledgement could not be sent, although the subscription goes on.
 
+mod long;
 mod shelf;
 
+pub(crate) use long::{LongTexts, Weight, Width};
 pub(crate) use shelf::{Arrival, Copied, Fingerprint, Memory, Taken};
 
 use std::hash::BuildHasher;
 use std::ops::Range;
+use std::panic::AssertUnwindSafe;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use futures_util::FutureExt;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
@@ -314,13 +318,15 @@ impl<T> Pushed<T> {
         let mut failures = 0;
         while self.wanted().await {
             let begun = Instant::now();
-            let held = hold().await;
+            let held = caught(hold()).await;
             self.connected.store(false, SeqCst);
             let Err(error) = held else {
                 // Whoever asked before that has been answered.
                 self.asked.store(false, SeqCst);
                 continue;
             };
+            // It has been, unless it was a panic.
+            self.lost();
             failures = if begun.elapsed() > LASTING { 0 } else { failures + 1 };
             self.failed(error);
             tokio::select! {
@@ -427,7 +433,6 @@ impl<T> Pushed<T> {
     }
 
     /// Nothing more of a subscription is handed out; it is let go when what was handed out is back.
-    #[cfg(feature = "rabbitmq")]
     pub(crate) fn drain(&self, part: usize) {
         self.shelf().drain(part, Instant::now());
         self.driver.notify_waiters();
@@ -492,6 +497,15 @@ pub(crate) fn instant(millis: u64) -> Option<Instant> {
     Instant::now().checked_add(left)
 }
 
+/// A panic is a failure like others: a driver that ended with it would leave a source that says nothing for ever.
+pub(crate) async fn caught(held: impl Future<Output = Result<(), SourceError>>) -> Result<(), SourceError> {
+    AssertUnwindSafe(held).catch_unwind().await.unwrap_or_else(|panic| {
+        let told = panic.downcast_ref::<String>().map(String::as_str);
+        let told = told.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no word of it");
+        Err(SourceError::Unavailable(format!("the reader has panicked, and begins again: {told}")))
+    })
+}
+
 /// How long a driver waits after its n-th failure in a row: from a tenth of a second to ten, not all instances at once.
 fn pause(failures: u32) -> Duration {
     let longest = Duration::from_millis(100 << failures.min(7)).min(Duration::from_secs(10));
@@ -530,5 +544,32 @@ mod tests {
         assert_eq!((pushed.losses(), pushed.are_good(&receipts)), (1, vec![false]));
         pushed.lost();
         assert_eq!(pushed.losses(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_driver_that_panics_says_so_and_begins_again() {
+        let pushed = Arc::new(Pushed::<()>::new(1, Arc::default()));
+        let driven = Arc::clone(&pushed);
+        let driver = tokio::spawn(async move {
+            let lives = AtomicUsize::new(0);
+            let hold = || async {
+                if lives.fetch_add(1, SeqCst) == 0 {
+                    panic!("a name that is too long");
+                }
+                driven.recovered();
+                driven.until_closed().await;
+                Ok(())
+            };
+            driven.drive(hold).await;
+        });
+        let SourceError::Unavailable(said) = pushed.connect("there").await.expect_err("it has panicked")
+        else {
+            panic!("it begins again by itself")
+        };
+        assert!(said.contains("a name that is too long"), "{said}");
+        let _want = pushed.want();
+        assert!(pushed.until(Instant::now() + LASTING, Pushed::is_connected).await, "it begins again");
+        pushed.close_and_wait().await;
+        driver.await.expect("it ends as it should");
     }
 }

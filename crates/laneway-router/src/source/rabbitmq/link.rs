@@ -21,7 +21,7 @@ use rustls::CertificateError;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
-use super::Settings;
+use super::{Settings, long_name};
 use crate::mediator::connect::certificates;
 use crate::source::SourceError;
 use crate::source::broker::{Examination, Finding, Role};
@@ -113,6 +113,9 @@ pub(super) async fn connect(
     role: &str,
     frame_bytes_max: Option<u32>,
 ) -> Result<Connection, SourceError> {
+    if let Some((key, name)) = settings.long_name() {
+        return Err(SourceError::Broken(format!("`{key}` {}", long_name(&name))));
+    }
     let mut uri = settings.uri().map_err(SourceError::Broken)?;
     uri.query.frame_max = uri.query.frame_max.or(frame_bytes_max);
     let properties = ConnectionProperties::default()

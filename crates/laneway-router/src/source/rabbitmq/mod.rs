@@ -47,7 +47,7 @@ use lapin::uri::{AMQPScheme, AMQPUri};
 use super::broker::{Broker, Examination, Finding, Role};
 use super::sink::{Sink, SinkError};
 use super::{Source, SourceError};
-use crate::message::{NAME_BYTES_MAX, Secret};
+use crate::message::Secret;
 
 /// As many partitions as a queue may have.
 const PARTITIONS_MAX: usize = 256;
@@ -56,6 +56,12 @@ const PARTITIONS_MAX: usize = 256;
 /// broker's 128 KiB that would be 8 MiB for each queue. A larger body comes in several frames. Headers go in one frame: whoever publishes has the
 /// broker's limit, and so has a connection after one that met longer headers.
 const FRAME_BYTES_MAX: u32 = 16_384;
+
+/// What is long and in hand may be between one message of the usual limit and more than anybody has memory for.
+const BYTES: std::ops::RangeInclusive<u64> = 1024 * 1024..=64 * 1024 * 1024 * 1024;
+
+/// AMQP has a byte for the length of a name: of a queue, of an exchange, of a header, and of a routing key. The client panics over a longer one.
+const AMQP_NAME_BYTES_MAX: usize = 255;
 
 /// In which header the group is, unless the settings say otherwise.
 pub const GROUP_HEADER: &str = "x-laneway-group";
@@ -81,6 +87,8 @@ pub struct Settings {
     pub declare: bool,
     /// How many messages are in hand unacknowledged, per partition.
     pub prefetch: u16,
+    /// How many bytes of texts that are too long for messages may be in hand.
+    pub bytes: usize,
     /// The header that has the group. Without it, the group is in the message.
     pub group_header: String,
     /// The queue for dead letters.
@@ -116,6 +124,7 @@ impl Settings {
             exchange: queue.to_owned(),
             declare: true,
             prefetch: 1_000,
+            bytes: 64 * 1024 * 1024,
             group_header: GROUP_HEADER.to_owned(),
             dead_letters: format!("{queue}.dead"),
             quarantine: format!("{queue}.quarantine"),
@@ -136,6 +145,19 @@ impl Settings {
     /// The queue by which instances are counted.
     fn instances(&self) -> String {
         format!("{}.instances", self.queue)
+    }
+
+    /// The first name that AMQP has no room for, if there is one: by which setting it is said, and itself.
+    fn long_name(&self) -> Option<(&'static str, String)> {
+        let last = self.queues().pop().unwrap_or_default();
+        let mut names = vec![("queue", last), ("group-header", self.group_header.clone())];
+        names.push(("dead-letters", self.dead_letters.clone()));
+        names.push(("quarantine", self.quarantine.clone()));
+        if self.partitions > 1 {
+            names.push(("queue", self.instances()));
+            names.push(("exchange", self.exchange.clone()));
+        }
+        names.into_iter().find(|(_, name)| name.len() > AMQP_NAME_BYTES_MAX)
     }
 
     fn uri(&self) -> Result<AMQPUri, String> {
@@ -162,14 +184,38 @@ impl Settings {
 
 /// What is wrong with a URL, if anything.
 fn bad_url(url: &str) -> Option<&'static str> {
-    let is_bad = url.parse::<AMQPUri>().is_err();
-    is_bad.then_some("must be a URL such as \"amqp://user:password@host:5672/%2f\", with amqps for TLS")
+    match url.parse::<AMQPUri>() {
+        Err(_) => Some("must be a URL such as \"amqp://user:password@host:5672/%2f\", with amqps for TLS"),
+        // It would be overruled, by a default as a rule.
+        Ok(uri) if uri.query.heartbeat.is_some() => {
+            Some("must not say `heartbeat`: that is a setting of its own (`heartbeat = 10 s`)")
+        }
+        Ok(_) => None,
+    }
+}
+
+/// What is wrong with a name that is too long.
+fn long_name(name: &str) -> String {
+    format!(
+        "makes the name {:?}, of {} bytes; AMQP has room for {AMQP_NAME_BYTES_MAX} bytes",
+        shortened(name),
+        name.len()
+    )
+}
+
+/// A long name as it can be shown: its end says what it is for.
+fn shortened(name: &str) -> String {
+    let mut from = name.len().saturating_sub(20);
+    while !name.is_char_boundary(from) {
+        from += 1;
+    }
+    format!("{}...{}", super::cut(name, 20), &name[from..])
 }
 
 fn name(s: &mut Section<'_>, key: &str) -> String {
     let name = s.text(key);
-    if name.trim().is_empty() || name.len() > NAME_BYTES_MAX - 8 || name.chars().any(char::is_control) {
-        s.problem(key, "must be a name of 1 to 248 bytes without control characters");
+    if name.trim().is_empty() || name.chars().any(char::is_control) {
+        s.problem(key, "must be a name without control characters");
     }
     name
 }
@@ -210,6 +256,9 @@ pub(super) fn read(s: &mut Section<'_>, role: Role) -> Arc<dyn Broker> {
         if s.has("prefetch") {
             settings.prefetch = s.integer("prefetch", 1..=u64::from(u16::MAX)) as u16;
         }
+        if s.has("bytes") {
+            settings.bytes = s.bytes("bytes", BYTES) as usize;
+        }
         if s.has("dead-letters") {
             settings.dead_letters = name(s, "dead-letters");
         }
@@ -222,6 +271,15 @@ pub(super) fn read(s: &mut Section<'_>, role: Role) -> Arc<dyn Broker> {
         if s.has("balance") {
             settings.balance = s.duration("balance", Duration::from_millis(100)..=Duration::from_secs(3600));
         }
+    }
+    if role == Role::Sink {
+        // Nothing of it is read, so no name is made of its name.
+        (settings.dead_letters, settings.quarantine) = (String::new(), String::new());
+    }
+    if let Some((key, name)) = settings.long_name() {
+        // A name that was made of the queue's is said at the queue.
+        let key = if s.has(key) { key } else { "queue" };
+        s.problem(key, long_name(&name));
     }
     Arc::new(settings)
 }
@@ -263,6 +321,9 @@ pub(super) fn from_url(url: &str) -> Result<Arc<dyn Broker>, String> {
     }
     if settings.exchange.is_empty() {
         settings.exchange = settings.queue.clone();
+    }
+    if let Some((_, name)) = settings.long_name() {
+        return Err(format!("the URL {}", long_name(&name)));
     }
     settings.declare = false;
     Ok(Arc::new(settings))

@@ -25,7 +25,8 @@ use super::{NOT_BEFORE_HEADER, REASON_HEADER, Settings};
 use crate::source::ARRIVALS_AT_ONCE;
 use crate::source::broker::Role;
 use crate::source::pushed::{
-    ANSWER, Acknowledged, Arrival, Copied, LetGo, Memory, Pushed, brief, fingerprint, instant,
+    ANSWER, Acknowledged, Arrival, Copied, LetGo, LongTexts, Memory, Pushed, Weight, Width, brief, caught,
+    fingerprint, instant,
 };
 use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
 
@@ -53,6 +54,11 @@ impl RabbitQueue {
             name: name.into(),
             pushed: Pushed::new(self.settings.partitions, Arc::clone(&self.memory)),
             publisher: Publisher::new(Arc::clone(&self.settings)),
+            long: LongTexts::new(
+                self.settings.bytes,
+                self.settings.partitions,
+                u32::from(self.settings.prefetch),
+            ),
             settings: Arc::clone(&self.settings),
             has_long_headers: AtomicBool::new(false),
         });
@@ -72,6 +78,8 @@ struct Inner {
     settings: Arc<Settings>,
     pushed: Pushed<Tag>,
     publisher: Publisher,
+    /// Texts that are too long for messages.
+    long: LongTexts,
     /// There was a message with headers that are longer than our frames: from then on they are as long as the broker's.
     has_long_headers: AtomicBool,
 }
@@ -83,6 +91,8 @@ struct Tag {
     /// Its number in the subscription.
     number: u64,
     properties: Packed,
+    /// Of a text that is too long.
+    _weight: Option<Arc<Weight>>,
 }
 
 impl Drop for RabbitSource {
@@ -259,7 +269,8 @@ async fn hold(inner: &Arc<Inner>) -> Result<(), SourceError> {
     };
     inner.pushed.recovered();
     let mut session = Session::new(Arc::clone(inner), &connection);
-    let ended = session.run().await;
+    // Whatever ends it, the way out is the same: readers that were left behind would keep the queue from the next subscription.
+    let ended = caught(session.run()).await;
     // First here, then there. What could not be acknowledged has to be remembered before it comes again.
     inner.pushed.lost();
     session.end().await;
@@ -292,7 +303,31 @@ struct Subscription {
 }
 
 /// A reader has come to an end: its part, its epoch, and why.
-type End = (usize, u64, Option<lapin::Error>);
+type End = (usize, u64, Why);
+
+/// Why a reader has ended.
+enum Why {
+    /// Nothing comes any more.
+    Over,
+    Lost(lapin::Error),
+    /// It should not go on: what has come is too much.
+    TooMuch(String),
+}
+
+/// Says it, however a reader ends.
+struct AtTheEnd {
+    ends: mpsc::UnboundedSender<End>,
+    part: usize,
+    epoch: u64,
+    why: Why,
+}
+
+impl Drop for AtTheEnd {
+    fn drop(&mut self) {
+        let why = std::mem::replace(&mut self.why, Why::Over);
+        let _ = self.ends.send((self.part, self.epoch, why));
+    }
+}
 
 impl<'a> Session<'a> {
     fn new(inner: Arc<Inner>, connection: &'a Connection) -> Self {
@@ -370,7 +405,8 @@ impl<'a> Session<'a> {
         for (part, open) in self.open.iter_mut().enumerate().filter(|(_, open)| open.is_none()) {
             let (settings, queue) = (&*inner.settings, self.queues[part].as_str());
             let channel = answer(settings, "open a channel", self.connection.create_channel()).await?;
-            let qos = channel.basic_qos(settings.prefetch, BasicQosOptions::default());
+            let prefetch = u16::try_from(inner.long.prefetch()).unwrap_or(settings.prefetch);
+            let qos = channel.basic_qos(prefetch, BasicQosOptions::default());
             answer(settings, "bound the messages in hand", qos).await?;
             let consume = channel.basic_consume(
                 queue.into(),
@@ -380,7 +416,7 @@ impl<'a> Session<'a> {
             );
             let consumer = answer(settings, &format!("read from {queue}"), consume).await?;
             let epoch = inner.pushed.open(part);
-            let acks = Arc::new(Acks::new(channel.clone(), settings.prefetch));
+            let acks = Arc::new(Acks::new(channel.clone(), prefetch));
             let reader = Reader {
                 inner: Arc::clone(inner),
                 part,
@@ -397,17 +433,18 @@ impl<'a> Session<'a> {
 
     /// A reader has ended. If it was not our doing, everything begins anew.
     fn note_end(&mut self, end: Option<End>) -> Result<(), SourceError> {
-        let Some((part, epoch, error)) = end else { return Ok(()) };
+        let Some((part, epoch, why)) = end else { return Ok(()) };
         if self.open[part].as_ref().is_none_or(|open| open.epoch != epoch) {
             return Ok(());
         }
-        if error.as_ref().is_some_and(is_long_frame) {
+        if matches!(&why, Why::Lost(error) if is_long_frame(error)) {
             self.inner.has_long_headers.store(true, SeqCst);
         }
         let (place, queue) = (self.inner.settings.place(), &self.queues[part]);
-        Err(SourceError::Unavailable(match error {
-            Some(error) => format!("the connection to {place} was lost: {error}"),
-            None => format!("{place} has ended the subscription to {queue}: was the queue deleted?"),
+        Err(SourceError::Unavailable(match why {
+            Why::Lost(error) => format!("the connection to {place} was lost: {error}"),
+            Why::Over => format!("{place} has ended the subscription to {queue}: was the queue deleted?"),
+            Why::TooMuch(why) => format!("{queue} at {place}: {why}"),
         }))
     }
 
@@ -457,14 +494,29 @@ struct Reader {
 
 impl Reader {
     async fn read(mut self, ends: mpsc::UnboundedSender<End>) {
-        let (mut error, mut is_over) = (None, false);
+        let mut end = AtTheEnd { ends, part: self.part, epoch: self.epoch, why: Why::Over };
+        let mut is_over = false;
         let mut arrivals = Vec::with_capacity(ARRIVALS_AT_ONCE);
-        while !is_over && let Some(first) = self.consumer.next().await {
+        'reading: while !is_over && let Some(first) = self.consumer.next().await {
             let mut next = Some(first);
             while let Some(one) = next.take() {
                 match one {
-                    Ok(pushing) => arrivals.push(self.arrival(pushing)),
-                    Err(lost) => error = Some(lost),
+                    Ok(pushing) => {
+                        let (arrival, width) = self.arrival(pushing);
+                        arrivals.push(arrival);
+                        match width {
+                            Width::Right => {}
+                            Width::TooNarrow => {
+                                (0..self.inner.settings.partitions)
+                                    .for_each(|part| self.inner.pushed.drain(part));
+                            }
+                            Width::TooWide(why) => {
+                                end.why = Why::TooMuch(why);
+                                break 'reading;
+                            }
+                        }
+                    }
+                    Err(lost) => end.why = Why::Lost(lost),
                 }
                 if arrivals.len() < ARRIVALS_AT_ONCE
                     && let Some(more) = self.consumer.next().now_or_never()
@@ -478,12 +530,19 @@ impl Reader {
             let again = self.inner.pushed.arrive(arrivals.drain(..));
             acknowledge(again.iter(), false).await;
         }
+        let is_too_much = matches!(end.why, Why::TooMuch(_));
+        drop(end);
+        if is_too_much {
+            // What has come is given up, and what comes until the channel has closed is not kept either.
+            drop(arrivals);
+            while self.consumer.next().await.is_some() {}
+        }
         drop(ManuallyDrop::into_inner(self.consumer));
-        let _ = ends.send((self.part, self.epoch, error));
     }
 
-    fn arrival(&mut self, pushing: Pushing) -> Arrival<Tag> {
+    fn arrival(&mut self, pushing: Pushing) -> (Arrival<Tag>, Width) {
         let Pushing { delivery_tag, redelivered, routing_key, properties, data, .. } = pushing;
+        let (weight, width) = self.inner.long.weigh(data.len());
         let settings = &self.inner.settings;
         let headers = properties.headers().as_ref();
         let header = |name: &str| headers.and_then(|headers| headers.inner().get(name));
@@ -495,7 +554,7 @@ impl Reader {
         let count = header("x-acquired-count").or_else(|| header("x-delivery-count")).and_then(number);
         let not_before = header(NOT_BEFORE_HEADER).and_then(number).and_then(instant);
         let id = properties.message_id().as_ref().map(|id| id.as_str());
-        Arrival {
+        let arrival = Arrival {
             part: self.part,
             epoch: self.epoch,
             fingerprint: fingerprint(id, group.as_deref(), &data),
@@ -508,8 +567,10 @@ impl Reader {
                 acks: Arc::clone(&self.acks),
                 number: delivery_tag,
                 properties: Packed::new(&properties, &mut self.scratch),
+                _weight: weight,
             },
-        }
+        };
+        (arrival, width)
     }
 }
 
