@@ -131,6 +131,11 @@ impl Server {
         self.child.as_ref().map_or(Ok(()), |child| signal(child.id(), "STOP"))
     }
 
+    /// Tells it to read its settings again, for servers that do so at a hang-up.
+    pub fn reload(&self) -> Result<()> {
+        self.child.as_ref().map_or(Ok(()), |child| signal(child.id(), "HUP"))
+    }
+
     /// Lets it go on.
     pub fn thaw(&self) -> Result<()> {
         self.child.as_ref().map_or(Ok(()), |child| signal(child.id(), "CONT"))

@@ -1,5 +1,7 @@
 //! NATS JetStream on a real server: the promises of every source, several instances, and what goes wrong.
 
+#[path = "../broker/mod.rs"]
+mod broker;
 mod conformance;
 mod crash;
 mod guide;

@@ -12,6 +12,7 @@ use laneway_router::source::{Disposal, Settled, Source, SourceError, Wants};
 use laneway_servers::nats;
 use tokio::time::{Instant, timeout};
 
+use super::broker::{Witness, router, text};
 use super::{LEASE, PATIENCE, is_accepted, open, outgoing, settings, sink};
 
 fn wants(most: usize) -> Wants {
@@ -106,9 +107,19 @@ async fn the_doctor_names_what_is_wrong_and_how_to_mend_it() {
     assert!(found.iter().any(|it| it.what.contains("4 partitions")), "{found:?}");
     let found = of(Settings { partitions: 8, ..settings.clone() }).await;
     assert!(found.iter().any(|it| it.level == Level::Warning && it.what.contains("says 8")), "{found:?}");
-    // A stream that was lost: nobody goes on with fewer partitions, since groups would move.
+    // What lies beside the partitions is needed as well, by whoever may not make it.
     let client = async_nats::connect(nats::url(&server)).await.expect("a connection");
-    async_nats::jetstream::new(client).delete_stream("orders-2").await.expect("it was there");
+    let context = async_nats::jetstream::new(client);
+    for name in ["orders-dead", "orders-quarantine", "KV_orders-owners"] {
+        context.delete_stream(name).await.expect("it was there");
+        let found = of(Settings { create: false, ..settings.clone() }).await;
+        let words = format!("there is no {name}");
+        assert!(found.iter().any(|it| it.level == Level::Error && it.what.contains(&words)), "{found:?}");
+        let found = of(settings.clone()).await;
+        assert!(found.iter().all(|it| it.level != Level::Error), "it is made: {found:?}");
+    }
+    // A stream that was lost: nobody goes on with fewer partitions, since groups would move.
+    context.delete_stream("orders-2").await.expect("it was there");
     let found = of(settings.clone()).await;
     let words = "one of 4 partitions, but 2 follow";
     assert!(found.iter().any(|it| it.level == Level::Error && it.what.contains(words)), "{found:?}");
@@ -141,6 +152,103 @@ async fn a_message_over_the_limit_is_refused_and_copies_are_recognised() {
         }
     }
     assert_eq!(seen.into_values().collect::<Vec<_>>(), ["x", "z"]);
+}
+
+/// The server does not answer what it refuses; it says so beside. A permission that is missing must not look like a server that is away.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_permission_that_is_revoked_is_said_and_mended_without_a_restart() {
+    let lines = |denied: &str| {
+        format!(
+            "authorization {{ users = [ {{ user: owner, password: hush }}, {{ user: clerk, password: hush, permissions: {{ publish: {{ deny: [{denied}] }} }} }} ] }}"
+        )
+    };
+    let (allowed, revoked) =
+        (lines("\"nothing\""), lines("\"orders.>\", \"$JS.ACK.>\", \"$JS.API.STREAM.>\""));
+    let server = nats::start_with(&allowed).expect("a server");
+    let user = Credentials::Password("clerk".to_owned(), laneway_router::message::Secret::new("hush"));
+    let settings = Settings { credentials: user, ..settings(&server) };
+    let (sink, source) = (sink(&settings).await, open(&settings).await);
+    assert!(is_accepted(&sink.publish(vec![outgoing("a", 0)]).await.expect("published")[0]));
+    let held = eventually(&source).await;
+    let file = server.folder().join("server.conf");
+    let change = |from: &str, to: &str| {
+        let config = std::fs::read_to_string(&file).expect("its settings");
+        assert!(config.contains(from), "{config}");
+        std::fs::write(&file, config.replace(from, to)).expect("written");
+        server.reload().expect("it reads them again");
+    };
+    change(&allowed, &revoked);
+    let done = || vec![(held[0].receipt.clone(), Disposal::Done)];
+    let refused = async {
+        loop {
+            // One message may pass before the server has read its settings.
+            if let Err(SinkError::Broken(said)) = sink.publish(vec![outgoing("a", 1)]).await {
+                return said;
+            }
+        }
+    };
+    let said = timeout(PATIENCE, refused).await.expect("it is said");
+    assert!(said.contains("ermissions Violation") && said.contains("give the user the permission"), "{said}");
+    let Err(SourceError::Broken(said)) = source.settle(done()).await else { panic!("it may not") };
+    assert!(said.contains("ermissions Violation") && !said.contains("hush"), "{said}");
+    let SourceError::Broken(said) = failure(&settings).await else { panic!("it may not look") };
+    assert!(said.contains("ermissions Violation"), "{said}");
+    change(&revoked, &allowed);
+    let deadline = Instant::now() + PATIENCE;
+    while source.settle(done()).await != Ok(vec![Settled::Settled]) {
+        assert!(Instant::now() < deadline, "it is told once it may be");
+    }
+    publish_eventually(&*sink, vec![outgoing("a", 2)]).await;
+    let mut came = Vec::new();
+    while came.last().map(String::as_str) != Some("2") {
+        for delivery in eventually(&source).await {
+            came.push(String::from_utf8_lossy(&delivery.text).into_owned());
+            settle_eventually(&source, vec![(delivery.receipt, Disposal::Done)]).await;
+        }
+    }
+}
+
+/// Through the router: what is no message, and what is too long for one, goes to quarantine, and the group goes on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn poison_goes_to_quarantine_and_its_group_goes_on() {
+    let server = nats::start().expect("a server");
+    let settings = settings(&server);
+    let (sink, source) = (sink(&settings).await, open(&settings).await);
+    let witness = Arc::new(Witness::default());
+    let router = router(&witness, Arc::clone(&source) as Arc<dyn Source>, PATIENCE);
+    let texts = [text("a", 0), "{not a message".to_owned(), "x".repeat(400_000), text("a", 1)];
+    let published = sink.publish(texts.iter().map(|text| outgoing("a", text)).collect()).await;
+    assert!(published.expect("published").iter().all(is_accepted));
+    witness.wait_for(2).await;
+    assert!(router.shutdown(PATIENCE).await.settled);
+    assert_eq!(witness.verify(&[("a", 2)]), 0);
+    let kept = source.quarantined(10).await.expect("quarantine");
+    assert_eq!(kept.iter().map(|kept| kept.text.len()).collect::<Vec<_>>(), [texts[1].len(), texts[2].len()]);
+    source.close().await;
+}
+
+/// A header that the server takes for its own would make it refuse the message for ever, or forget it after a time.
+#[tokio::test]
+async fn a_message_with_a_header_that_is_the_servers_is_refused_and_holds_up_nobody() {
+    let server = nats::start().expect("a server");
+    let settings = settings(&server);
+    let sink = sink(&settings).await;
+    let with = |name: &str, value: &str| Outgoing {
+        headers: [(name.to_owned(), value.to_owned())].into(),
+        ..outgoing("a", name)
+    };
+    for name in ["Nats-Expected-Last-Sequence", "Nats-TTL", "Nats-Rollup", "Nats-Expected-Stream"] {
+        let answers = sink.publish(vec![with(name, "77")]).await.expect(name);
+        let is_told = matches!(&answers[..], [Published::Refused { reason }] if reason.contains(name));
+        assert!(is_told, "{name}: {answers:?}");
+    }
+    let answers = sink.publish(vec![with("x-long", &"x".repeat(70_000)), with("x-tenant", "b")]).await;
+    let answers = answers.expect("an answer");
+    assert!(matches!(&answers[0], Published::Refused { .. }), "{answers:?}");
+    assert!(is_accepted(&answers[1]), "{answers:?}");
+    let source = open(&settings).await;
+    let came = eventually(&source).await;
+    assert_eq!(came.iter().map(|it| &*it.text).collect::<Vec<_>>(), [b"x-tenant"]);
 }
 
 /// A server that is killed and started again, while messages are held: they can be settled, what follows comes, in order, and nothing is lost.

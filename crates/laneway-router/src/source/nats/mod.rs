@@ -45,12 +45,12 @@ mod sink;
 mod source;
 
 use std::fmt;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use async_nats::jetstream::stream::{DiscardPolicy, RetentionPolicy, StorageType};
 use async_nats::jetstream::{self, stream};
-use async_nats::{ConnectErrorKind, ConnectOptions};
+use async_nats::{ConnectErrorKind, ConnectOptions, Event, ServerError};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use laneway_config::Section;
@@ -296,6 +296,37 @@ impl From<Failure> for SinkError {
     }
 }
 
+/// What the server has refused lately. It says so beside the question, which is never answered: without this, a permission that is missing looks like a server that is away.
+#[derive(Clone, Default)]
+struct Refusals(Arc<Mutex<Option<(Instant, String)>>>);
+
+impl Refusals {
+    fn note(&self, said: String) {
+        // It speaks of other things beside the questions as well, which are over with their connection.
+        if !said.to_ascii_lowercase().contains("permissions violation") {
+            return;
+        }
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), said));
+    }
+
+    /// What it has refused while a question could have waited for its answer.
+    fn lately(&self) -> Option<String> {
+        let last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_, said) = last.as_ref().filter(|(at, _)| at.elapsed() < 2 * TIMEOUT)?;
+        Some(said.trim_matches('\'').to_owned())
+    }
+
+    /// Silence in other words, if it was none.
+    fn explain(&self, failure: Failure) -> Failure {
+        match (failure, self.lately()) {
+            (Failure::Absent(what), Some(said)) => {
+                Failure::Wrong(format!("{what}: the server says: {said}: give the user the permission"))
+            }
+            (failure, _) => failure,
+        }
+    }
+}
+
 impl Settings {
     /// The stream of dead letters.
     fn dead(&self) -> String {
@@ -354,8 +385,16 @@ impl Settings {
         }
     }
 
-    async fn connect(&self, name: &str) -> Result<jetstream::Context, Failure> {
+    async fn connect(&self, name: &str) -> Result<(jetstream::Context, Refusals), Failure> {
+        let refusals = Refusals::default();
+        let noting = refusals.clone();
         let mut options = ConnectOptions::new()
+            .event_callback(move |event| {
+                if let Event::ServerError(ServerError::Other(said)) = event {
+                    noting.note(said);
+                }
+                std::future::ready(())
+            })
             .name(format!("laneway {name}"))
             .connection_timeout(TIMEOUT)
             .request_timeout(Some(TIMEOUT))
@@ -389,7 +428,7 @@ impl Settings {
         })?;
         let mut context = jetstream::new(client);
         context.set_timeout(TIMEOUT);
-        Ok(context)
+        Ok((context, refusals))
     }
 
     /// Finds the streams of the partitions, or makes them. There are as many as follow each other from 0 on, whatever the configuration says.
@@ -518,8 +557,8 @@ impl Broker for Settings {
 
 impl Settings {
     async fn examined(&self, examination: &Examination) -> Vec<Finding> {
-        let context = match self.connect("doctor").await {
-            Ok(context) => context,
+        let (context, refusals) = match self.connect("doctor").await {
+            Ok(connected) => connected,
             Err(Failure::Absent(what)) => {
                 return vec![Finding::error(what, "start the server, or correct url")];
             }
@@ -547,6 +586,10 @@ impl Settings {
             answer["error"]["description"].as_str().map(str::to_owned)
         };
         let trouble = asked.map_or_else(|error| Some(error.to_string()), |answer| refused(&answer));
+        if let (Some(_), Some(said)) = (&trouble, refusals.lately()) {
+            found.push(Finding::error(format!("the server says: {said}"), "give the user the permission"));
+            return found;
+        }
         if let Some(trouble) = trouble {
             found.push(Finding::error(
                 format!("JetStream does not answer: {trouble}"),
@@ -555,7 +598,39 @@ impl Settings {
             return found;
         }
         self.examine_streams(&context, examination, &mut found).await;
+        if examination.role == Role::Source {
+            self.examine_aside(&context, &mut found).await;
+            found.push(Finding::fine(format!(
+                "an instance that is cut off is followed after {:?} (`owner-lease`); a call that it has under way may end {:?} later (the attempt's timeout), which a target tells by the fence",
+                self.owner_lease, examination.attempt
+            )));
+        }
+        if let Some(said) = refusals.lately() {
+            found.push(Finding::error(format!("the server says: {said}"), "give the user the permission"));
+        }
         found
+    }
+
+    /// What a source needs beside its partitions: without any of it, it does not open.
+    async fn examine_aside(&self, context: &jetstream::Context, found: &mut Vec<Finding>) {
+        let bucket = format!("KV_{}", self.owners());
+        for (name, what) in [
+            (self.dead(), "the stream of dead letters"),
+            (self.quarantine(), "the stream of what is in quarantine"),
+            (bucket, "the bucket of leases, as a stream"),
+        ] {
+            found.push(match find(context, &name).await {
+                Ok(Some(_)) => Finding::fine(format!("{name} is there, {what}")),
+                Ok(None) if self.create => Finding::fine(format!("{name} will be made, {what}")),
+                Ok(None) => Finding::error(
+                    format!("there is no {name}, {what}, and `create = false`: the source cannot be opened"),
+                    "make it, or set create = true",
+                ),
+                Err(Failure::Absent(what) | Failure::Wrong(what)) => {
+                    Finding::error(what, "look at the server's log, and at what this user may do")
+                }
+            });
+        }
     }
 
     async fn examine_streams(

@@ -13,25 +13,30 @@ use async_nats::jetstream::{self, ErrorCode};
 use futures_util::future::{BoxFuture, join_all};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
-use super::{GROUP, Settings, number_of, partition_of};
+use super::{Failure, GROUP, Refusals, Settings, number_of, partition_of};
 use crate::source::sink::{Outgoing, Published, Sink, SinkError};
 
 /// Streams to publish to, one for each partition.
 pub(super) struct NatsSink {
     name: Arc<str>,
     context: jetstream::Context,
+    refusals: Refusals,
     settings: Settings,
     partitions: usize,
 }
 
 impl NatsSink {
     pub(super) async fn open(name: Arc<str>, settings: Settings) -> Result<Self, SinkError> {
-        let context = settings.connect(&name).await?;
-        let partitions = settings.partitions(&context).await?.len();
-        Ok(NatsSink { name, context, settings, partitions })
+        let (context, refusals) = settings.connect(&name).await?;
+        let found = settings.partitions(&context).await.map_err(|failure| refusals.explain(failure))?;
+        Ok(NatsSink { name, context, refusals, settings, partitions: found.len() })
     }
 
     async fn publish_one(&self, message: &Outgoing) -> Result<Published, SinkError> {
+        if let Some(name) = message.headers.keys().find(|name| is_servers(name)) {
+            let reason = format!("header `{name}` means something to NATS, and is not for messages to set");
+            return Ok(Published::Refused { reason });
+        }
         let number = partition_of(message.group.as_deref(), self.partitions);
         let headers = headers(message);
         let text = bytes::Bytes::copy_from_slice(&message.text);
@@ -46,7 +51,7 @@ impl NatsSink {
                 let sequence = number_of(answer.sequence, number, self.partitions);
                 Ok(Published::Accepted { sequence: Some(sequence), duplicate: answer.duplicate })
             }
-            Err(error) => refusal(&error),
+            Err(error) => refusal(&error).map_err(|failure| self.refusals.explain(failure).into()),
         }
     }
 
@@ -61,6 +66,11 @@ impl NatsSink {
         }
         Ok(answers)
     }
+}
+
+/// Whether a header is one that the server obeys: it would refuse the message for ever (`Nats-Expected-Last-Sequence`), or forget it after a time (`Nats-TTL`).
+fn is_servers(name: &str) -> bool {
+    name.get(..5).is_some_and(|beginning| beginning.eq_ignore_ascii_case("nats-"))
 }
 
 fn headers(message: &Outgoing) -> HeaderMap {
@@ -78,12 +88,14 @@ fn headers(message: &Outgoing) -> HeaderMap {
 }
 
 /// What the server's refusal means: for this message for ever, or for now.
-fn refusal(error: &PublishError) -> Result<Published, SinkError> {
+fn refusal(error: &PublishError) -> Result<Published, Failure> {
     let too_long = |error: &PublishError| {
         let mut cause = std::error::Error::source(error);
         while let Some(this) = cause {
             if let Some(told) = this.downcast_ref::<jetstream::Error>() {
-                return told.error_code() == ErrorCode::STREAM_MESSAGE_EXCEEDS_MAXIMUM;
+                let code = told.error_code();
+                return code == ErrorCode::STREAM_MESSAGE_EXCEEDS_MAXIMUM
+                    || code == ErrorCode::STREAM_HEADER_EXCEEDS_MAXIMUM;
             }
             cause = this.source();
         }
@@ -93,10 +105,8 @@ fn refusal(error: &PublishError) -> Result<Published, SinkError> {
         PublishErrorKind::MaxPayloadExceeded => Ok(Published::Refused { reason: error.to_string() }),
         _ if too_long(error) => Ok(Published::Refused { reason: error.to_string() }),
         // Also while the stream has no leader, which passes.
-        PublishErrorKind::StreamNotFound => {
-            Err(SinkError::Unavailable(format!("no stream has answered: {error}")))
-        }
-        _ => Err(SinkError::Unavailable(format!("not published: {error}"))),
+        PublishErrorKind::StreamNotFound => Err(Failure::Absent(format!("no stream has answered: {error}"))),
+        _ => Err(Failure::Absent(format!("not published: {error}"))),
     }
 }
 

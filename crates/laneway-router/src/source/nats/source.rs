@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use super::answers::{Answer, Answers};
 use super::keeper::Keeper;
-use super::{GROUP, KIND, REASON, Settings, TIMEOUT, partition_of};
+use super::{Failure, GROUP, KIND, REASON, Refusals, Settings, TIMEOUT, partition_of};
 use crate::source::shelf::{Arrival, Content, Shelf};
 use crate::source::{
     Delivery, DeliveryId, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants, cut,
@@ -59,6 +59,7 @@ impl Handle {
 /// What the parts of a source share.
 pub(super) struct Shared {
     pub(super) context: jetstream::Context,
+    refusals: Refusals,
     pub(super) settings: Settings,
     pub(super) partitions: usize,
     pub(super) state: Mutex<State>,
@@ -327,7 +328,7 @@ impl Shared {
         if self.client().connection_state() == connection::State::Disconnected {
             return Some(SourceError::Unavailable("the server does not answer".to_owned()));
         }
-        self.trouble_text().map(SourceError::Unavailable)
+        self.trouble_text().map(|trouble| self.refusals.explain(Failure::Absent(trouble)).into())
     }
 }
 
@@ -401,7 +402,17 @@ enum Told {
 impl NatsSource {
     /// Connects, finds or makes what is needed, and begins to keep partitions.
     pub async fn open(name: Arc<str>, settings: Settings) -> Result<Self, SourceError> {
-        let context = settings.connect(&name).await?;
+        let (context, refusals) = settings.connect(&name).await?;
+        let opened = Self::open_over(name, settings, context, refusals.clone()).await;
+        opened.map_err(|failure| refusals.explain(failure).into())
+    }
+
+    async fn open_over(
+        name: Arc<str>,
+        settings: Settings,
+        context: jetstream::Context,
+        refusals: Refusals,
+    ) -> Result<Self, Failure> {
         let partitions = settings.partitions(&context).await?;
         let resting = |name: String, word: &'static str| {
             let (settings, context) = (&settings, &context);
@@ -414,6 +425,7 @@ impl NatsSource {
         let losses = Arc::new(Losses::new());
         let shared = Arc::new(Shared {
             context,
+            refusals,
             partitions: partitions.len(),
             state: Mutex::new(State {
                 shelf: Shelf::new(settings.ungrouped),
@@ -432,8 +444,8 @@ impl NatsSource {
             trouble: Mutex::default(),
         });
         let answers = Answers::open(shared.client()).await;
-        let answers = answers
-            .map_err(|error| SourceError::Unavailable(format!("cannot subscribe to answers: {error}")))?;
+        let answers =
+            answers.map_err(|error| Failure::Absent(format!("cannot subscribe to answers: {error}")))?;
         let (keeper, watch) = Keeper::open(Arc::clone(&shared), partitions.clone()).await?;
         tokio::spawn(keeper.run(watch));
         Ok(NatsSource { name, shared, dead, quarantine, partitions, answers })
@@ -515,7 +527,7 @@ impl NatsSource {
         }
         drop(state);
         match failed {
-            Some(error) => Err(SourceError::Unavailable(error)),
+            Some(error) => Err(self.shared.refusals.explain(Failure::Absent(error)).into()),
             None => Ok(answers),
         }
     }
