@@ -59,6 +59,12 @@ impl Sinks {
         let Some(sink) = self.all.get(target.as_str()) else {
             return Verdict::Final { reason: format!("there is no sink {target:?} (laneway.sinks)") };
         };
+        // As `http.rs` does: a message from a source had nobody to tell its publisher. What is no name or no value of a header harms more than one kind of broker.
+        for (name, value) in &call.message.headers {
+            if let Some(problem) = headers::refusal(name, value) {
+                return Verdict::Final { reason: format!("header `{}` {problem}", name.escape_debug()) };
+            }
+        }
         let publishing = tokio::time::timeout(self.timeout, sink.publish(vec![outgoing(call)]));
         let absent = |reason| Verdict::Wait { delay: ABSENT, called: true, reason };
         match publishing.await {
@@ -132,6 +138,21 @@ mod tests {
         let verdict = Sinks::new(all, Duration::from_secs(1)).mediate(call).await;
         let seen = fake.seen.lock().unwrap().clone();
         (verdict, seen)
+    }
+
+    #[tokio::test]
+    async fn a_header_that_no_target_may_see_goes_to_no_sink() {
+        let text = r#"{"id":"m","poolCode":"p","mediationType":"SINK","mediationTarget":"next","headers":{"x\r\ny":"z"}}"#;
+        let message: Message = serde_json::from_str(text).unwrap();
+        let fake = Arc::new(Fake { seen: Mutex::default(), answer: Ok(Vec::new()) });
+        let all: BTreeMap<String, Arc<dyn Sink>> = BTreeMap::from([("next".to_owned(), fake.clone() as _)]);
+        let call = Call { message: &message, key: "a", sequence: 1, attempt: 1, traceparent: None };
+        let verdict = Sinks::new(all, Duration::from_secs(1)).mediate(call).await;
+        assert!(
+            matches!(&verdict, Verdict::Final { reason } if reason.contains("not the name")),
+            "{verdict:?}"
+        );
+        assert!(fake.seen.lock().unwrap().is_empty());
     }
 
     #[tokio::test]

@@ -10,11 +10,65 @@ use futures_util::future::BoxFuture;
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 
-use super::stomp::{Frame, Sender};
+use super::source::BROKERS_OWN;
+use super::stomp::{Frame, Sender, escape};
 use super::{Settings, send_frame};
 use crate::message::MESSAGE_BYTES_MAX;
-use crate::source::SourceError;
 use crate::source::sink::{Outgoing, Published, Sink, SinkError};
+use crate::source::{SourceError, cut};
+
+/// Headers that mean something to STOMP or to the broker, beside those that it writes itself (`source.rs`). Of two with one name the first counts, which would be the
+/// message's: with a `receipt` of its own the answer never comes, or is another publication's; with `expires` the broker drops it; others break the connection.
+const MEANINGFUL: &[&str] = &[
+    "JMSXGroupSeq",
+    "accept-version",
+    "amq-msg-type",
+    "browser",
+    "client-id",
+    "heart-beat",
+    "host",
+    "id",
+    "login",
+    "passcode",
+    "receipt-id",
+    "reply-to",
+    "selector",
+    "server",
+    "session",
+    "transformation",
+    "transformation-error",
+    "version",
+];
+
+/// The broker's own settings for one message: of when it is delivered, for example.
+const MEANINGFUL_BEGINNINGS: &[&str] = &["AMQ_", "activemq."];
+
+/// A line of a head, name and value, has no more bytes than this, or the broker ends the connection. It is its own limit, less what escaping may add to our own headers.
+const HEADER_BYTES_MAX: usize = 10 * 1024 - 256;
+
+/// Why a message with this header is not published, if it is not.
+fn refusal(name: &str, value: &str) -> Option<String> {
+    let shown = cut(name, 100).escape_debug();
+    let is_brokers = BROKERS_OWN.contains(&name)
+        || MEANINGFUL.contains(&name)
+        || MEANINGFUL_BEGINNINGS.iter().any(|beginning| name.starts_with(beginning));
+    if is_brokers {
+        return Some(format!(
+            "header `{shown}` means something to STOMP or to ActiveMQ, and is not for messages to set"
+        ));
+    }
+    let bytes = escape(name).len() + escape(value).len();
+    (bytes > HEADER_BYTES_MAX)
+        .then(|| format!("header `{shown}` has {bytes} bytes, and ActiveMQ takes {HEADER_BYTES_MAX}"))
+}
+
+/// Why a message is not published, if it is not.
+fn refused(outgoing: &Outgoing) -> Option<String> {
+    if outgoing.text.len() > MESSAGE_BYTES_MAX {
+        return Some(format!("{} bytes are more than {MESSAGE_BYTES_MAX}", outgoing.text.len()));
+    }
+    outgoing.headers.iter().find_map(|(name, value)| refusal(name, value))
+}
 
 /// A queue to publish to.
 pub struct ActiveSink {
@@ -88,11 +142,9 @@ impl Sink for ActiveSink {
             let mut answers = Vec::with_capacity(batch.len());
             let mut frames = Vec::with_capacity(batch.len());
             for outgoing in &batch {
-                answers.push(match outgoing.text.len() > MESSAGE_BYTES_MAX {
-                    true => Published::Refused {
-                        reason: format!("{} bytes are more than {MESSAGE_BYTES_MAX}", outgoing.text.len()),
-                    },
-                    false => {
+                answers.push(match refused(outgoing) {
+                    Some(reason) => Published::Refused { reason },
+                    None => {
                         frames.push(self.frame(outgoing));
                         Published::Accepted { sequence: None, duplicate: false }
                     }

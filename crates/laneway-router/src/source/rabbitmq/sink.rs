@@ -3,7 +3,7 @@
 //! Batches come from `laneway send --to` and from the mediator of sinks. A message of a group is published when the one before it is confirmed: a
 //! broker may refuse one message and take the next, and nothing could put them right afterwards. Groups are published side by side.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use futures_util::FutureExt;
@@ -11,12 +11,12 @@ use futures_util::future::BoxFuture;
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable};
 
-use super::Settings;
 use super::link::{Publisher, To, prepare};
+use super::{AMQP_NAME_BYTES_MAX, Settings};
 use crate::message::MESSAGE_BYTES_MAX;
-use crate::source::SourceError;
 use crate::source::broker::Role;
 use crate::source::sink::{Outgoing, Published, Sink, SinkError};
+use crate::source::{SourceError, cut};
 
 /// A queue, or the partitions of one, to publish to.
 pub struct RabbitSink {
@@ -50,7 +50,7 @@ impl RabbitSink {
             headers.insert(header.into(), AMQPValue::LongString((**group).into()));
         }
         let properties = BasicProperties::default().with_delivery_mode(2).with_headers(headers);
-        match outgoing.id.is_empty() || outgoing.id.len() > 255 {
+        match outgoing.id.is_empty() || outgoing.id.len() > AMQP_NAME_BYTES_MAX {
             true => properties,
             false => properties.with_message_id(outgoing.id.as_str().into()),
         }
@@ -64,6 +64,35 @@ fn wave(batch: &[Outgoing], rest: Vec<usize>) -> (Vec<usize>, Vec<usize>) {
         .partition(|place| batch[*place].group.as_ref().is_none_or(|group| seen.insert(Arc::clone(group))))
 }
 
+/// The broker sends copies of a message to the queues that these name, and ends the channel where they name none.
+const BROKERS_OWN: &[&str] = &["BCC", "CC"];
+
+/// All headers together have no more bytes than this: they are one frame, and the broker has frames of 128 KiB, unless it is told otherwise.
+const HEADERS_BYTES_MAX: usize = 120 * 1024;
+
+/// What a header takes beside its name and its value.
+const HEADER_BYTES: usize = 8;
+
+/// Why a message with these headers is refused.
+fn bad_headers(headers: &BTreeMap<String, String>) -> Option<String> {
+    for name in headers.keys() {
+        if BROKERS_OWN.contains(&name.as_str()) {
+            return Some(format!(
+                "header `{name}` means something to RabbitMQ, and is not for messages to set"
+            ));
+        }
+        if name.len() > AMQP_NAME_BYTES_MAX {
+            let bytes = name.len();
+            return Some(format!(
+                "a header with a name of {bytes} bytes; AMQP has room for {AMQP_NAME_BYTES_MAX} bytes"
+            ));
+        }
+    }
+    let bytes: usize = headers.iter().map(|(name, value)| name.len() + value.len() + HEADER_BYTES).sum();
+    (bytes > HEADERS_BYTES_MAX)
+        .then(|| format!("{bytes} bytes of headers, and RabbitMQ takes {HEADERS_BYTES_MAX}"))
+}
+
 /// Why a message is refused without asking.
 fn refused(outgoing: &Outgoing) -> Option<String> {
     (outgoing.text.len() > MESSAGE_BYTES_MAX)
@@ -73,9 +102,10 @@ fn refused(outgoing: &Outgoing) -> Option<String> {
             outgoing
                 .group
                 .as_ref()
-                .filter(|group| group.len() > 255)
+                .filter(|group| group.len() > AMQP_NAME_BYTES_MAX)
                 .map(|_| "a group of more than 255 bytes".to_owned())
         })
+        .or_else(|| bad_headers(&outgoing.headers))
 }
 
 impl Sink for RabbitSink {
@@ -98,7 +128,9 @@ impl Sink for RabbitSink {
                 rest = later;
                 let messages = now.into_iter().map(|place| {
                     let outgoing = &batch[place];
-                    let group = outgoing.group.as_deref().unwrap_or(&outgoing.id);
+                    // Without a group nothing is ordered, and the beginning of the id is as good as all of it.
+                    let alone = || cut(&outgoing.id, AMQP_NAME_BYTES_MAX);
+                    let group = outgoing.group.as_deref().unwrap_or_else(alone);
                     (To::Queue { group }, self.properties(outgoing), Arc::clone(&outgoing.text))
                 });
                 self.publisher.publish(messages.collect()).await.map_err(failed)?;
