@@ -1,12 +1,13 @@
 //! One router of several works, the others stand by: for sources that cannot be shared, and for whoever wants exactly one at work.
 //!
-//! A [`Lease`] is held by one at a time, for a while; Postgres has one (`source/postgres/lease.rs`). [`Standby::begin`] tries to take it, renews
+//! A [`Lease`] is held by one at a time, for a while; Postgres has one (`source/postgres/lease.rs`), and NATS (`source/nats/lease.rs`). [`Standby::begin`] tries to take it, renews
 //! it, and says by a [`Role`] whether this process may work. `laneway serve` starts its service when it may, with a [`Turn`], and ends it when the turn
 //! is over; while it waits, [`answer_meanwhile`] tells whoever asks that it lives and is not ready.
 //!
 //! # Why two never work at the same time
 //!
-//! 1. Only the server's clock decides whether a lease has ended, and a lease is taken in one statement.
+//! 1. Only the server's clock decides whether a lease has ended, and a lease is taken in one statement. NATS tells no time: there the clock of whoever waits does, and counts from
+//!    when it first saw what the holder had written.
 //! 2. A holder counts its time by its own clock from *before* it asked, so its time is up before the server's is, however long the answer took. It
 //!    stops a quarter of the time earlier still ([`MARGIN`]), which is left for stopping.
 //! 3. Whoever is about to begin something asks [`Standby::is_active`], which looks at the clock and not at a flag: a process that was frozen, or a
@@ -91,20 +92,32 @@ impl Settings {
             Some("postgres" | "postgresql") => {
                 Err("is not in this program: build it with `--features postgres`".to_owned())
             }
-            _ => Err("must be the address of a Postgres, such as postgres://user@host/database".to_owned()),
+            Some("nats" | "tls") if cfg!(feature = "nats") => Ok(()),
+            Some("nats" | "tls") => {
+                Err("is not in this program: build it with `--features nats`".to_owned())
+            }
+            _ => Err(
+                "must be the address of a Postgres, such as postgres://user@host/database, or of a NATS, such as nats://host:4222"
+                    .to_owned(),
+            ),
         }
     }
 
     /// Opens it. Nothing is connected yet.
     pub fn open(&self) -> Result<Arc<dyn Lease>, String> {
         self.check()?;
+        #[cfg(any(feature = "postgres", feature = "nats"))]
+        let holder = format!("process {}", std::process::id());
         #[cfg(feature = "postgres")]
-        {
-            let holder = format!("process {}", std::process::id());
+        if self.url.expose().starts_with("postgres") {
             let lease = crate::source::postgres::PostgresLease::open(&self.url, &self.name, &holder);
-            lease.map(|lease| Arc::new(lease) as Arc<dyn Lease>).map_err(|error| error.to_string())
+            return lease.map(|lease| Arc::new(lease) as Arc<dyn Lease>).map_err(|error| error.to_string());
         }
-        #[cfg(not(feature = "postgres"))]
+        #[cfg(feature = "nats")]
+        if !self.url.expose().starts_with("postgres") {
+            let lease = crate::source::nats::NatsLease::open(&self.url, &self.name, &holder)?;
+            return Ok(Arc::new(lease));
+        }
         Err("this program has no lease".to_owned())
     }
 }

@@ -1,6 +1,6 @@
 //! `laneway doctor`: says of a configuration whether each broker can be reached, has what is needed, and keeps the order of groups, and how to mend what does not.
 //!
-//! It asks the brokers themselves, one after the other, and the database of the standby's lease, and changes nothing. The service need not run.
+//! It asks the brokers themselves, one after the other, and the server of the standby's lease, and changes nothing. The service need not run.
 
 use std::time::Duration;
 
@@ -103,7 +103,7 @@ async fn examine_standby(config: &Config, standby: &standby::Settings) -> Vec<Fi
         Ok(Err(error)) => {
             return vec![Finding::error(format!("the lease cannot be asked for: {error}"), MEND)];
         }
-        Err(_) => return vec![Finding::error("the lease's database does not answer", MEND)],
+        Err(_) => return vec![Finding::error("the lease's server does not answer", MEND)],
     };
     let mut found = vec![match sight.last {
         Some(holder) if holder.left > Duration::ZERO => Finding::fine(format!(

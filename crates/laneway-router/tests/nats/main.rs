@@ -7,8 +7,11 @@ mod crash;
 mod guide;
 #[path = "../instances/mod.rs"]
 mod instances;
+mod lease;
 mod service;
 mod trouble;
+#[path = "../turns/mod.rs"]
+mod turns;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,7 @@
 //! A queue in Postgres, on a real server: the promises of every source, two routers that are killed, what goes wrong, and the lease.
 
+#[path = "../broker/mod.rs"]
+mod broker;
 mod conformance;
 mod crash;
 mod guide;
@@ -8,6 +10,8 @@ mod instances;
 mod lease;
 mod publishing;
 mod trouble;
+#[path = "../turns/mod.rs"]
+mod turns;
 
 use std::time::Duration;
 

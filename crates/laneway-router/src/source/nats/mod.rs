@@ -41,6 +41,7 @@
 
 mod answers;
 mod keeper;
+mod lease;
 mod sink;
 mod source;
 
@@ -61,6 +62,7 @@ use super::{Source, SourceError};
 use crate::message::{MESSAGE_BYTES_MAX, Secret};
 use crate::pool::Ungrouped;
 
+pub use self::lease::NatsLease;
 pub use self::source::{NatsSource, Resting};
 
 /// What it is called.
