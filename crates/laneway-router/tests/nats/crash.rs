@@ -11,7 +11,8 @@ async fn two_routers_that_are_killed_and_a_server_that_is_restarted_lose_nothing
     let config = format!(
         "laneway {{ queue.queues = [], sources.orders {{ {settings}, owner-lease = 2 s, window = 64 }}, sinks.orders {{ {settings} }} }}"
     );
-    let plan = Plan::of(4, 2);
+    // A whole window of each partition, while the server is away.
+    let plan = Plan { in_hand: 4 * 64, ..Plan::of(4, 2) };
     run(&config, &plan, || {
         server.kill().expect("it was there");
         server.resume().expect("it comes back");

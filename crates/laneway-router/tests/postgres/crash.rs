@@ -1,4 +1,4 @@
-//! Two routers on one database, all of them killed at random.
+//! Two routers on one database, all of them killed at random, and one stopped from running for a while.
 
 use laneway_servers::postgres;
 
@@ -12,7 +12,7 @@ async fn two_routers_that_are_killed_and_a_server_that_is_restarted_lose_nothing
     let config = format!(
         "laneway {{ queue.queues = [], sources.orders {{ {settings} }}, sinks.orders {{ {settings} }} }}"
     );
-    let plan = Plan::of(4, 2);
+    let plan = Plan { freezes: 1, ..Plan::of(4, 2) };
     run(&config, &plan, || {
         server.kill().expect("it was there");
         server.resume().expect("it comes back");
