@@ -1,11 +1,13 @@
 //! What goes wrong: servers that are not there or refuse us, queues that are missing, messages that are none.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use laneway_router::source::postgres::{PostgresQueue, Settings};
 use laneway_router::source::{Disposal, Source, SourceError};
 use tokio::time::Instant;
 
+use super::broker::{Witness, router, text};
 use super::{claim, client, done, open, publish, texts, wants};
 
 async fn failure(settings: Settings) -> String {
@@ -121,4 +123,27 @@ async fn what_is_no_message_is_kept_whole_and_its_group_goes_on() {
     let kept = queue.quarantined(0, 10).await.expect("kept");
     assert_eq!(kept.iter().map(|kept| kept.text.len()).collect::<Vec<_>>(), [0, 6, 400_002]);
     assert_eq!(queue.depth().await.expect("a depth").quarantined, 3);
+}
+
+/// Through the router: the same, and the group goes on by itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn poison_goes_to_quarantine_and_its_group_goes_on() {
+    let server = super::start();
+    let queue = open(&server, "orders");
+    let witness = Arc::new(Witness::default());
+    publish(&queue, "a", text("a", 0)).await;
+    let client = client(&server).await;
+    for message in ["'[1, 2]'".to_owned(), format!("to_jsonb('{}'::text)", "x".repeat(400_000))] {
+        let header = "'{\"x-pgmq-group\": \"a\"}'";
+        let send = format!("SELECT pgmq.send('orders', {message}::jsonb, {header}::jsonb)");
+        sqlx::query(&send).execute(&client).await.expect("sent");
+    }
+    publish(&queue, "a", text("a", 1)).await;
+    let router = router(&witness, Arc::new(queue.clone()), super::PATIENCE);
+    witness.wait_for(2).await;
+    assert!(router.shutdown(super::PATIENCE).await.settled);
+    assert_eq!(witness.verify(&[("a", 2)]), 0);
+    // The router has closed the other one.
+    let kept = open(&server, "orders").quarantined(0, 10).await.expect("kept");
+    assert_eq!(kept.iter().map(|kept| kept.text.len()).collect::<Vec<_>>(), [6, 400_002]);
 }
