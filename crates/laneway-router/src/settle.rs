@@ -290,15 +290,22 @@ impl Ledger {
         }
     }
 
-    /// Renews all leases. The answer is how many had run out.
+    /// Renews all leases. The answer is how many had run out, or the first error if some could not be renewed.
     pub(crate) async fn renew(&self, lease: Duration) -> Result<usize, SourceError> {
         let held: Vec<(DeliveryId, Receipt)> =
             self.entries().held.iter().map(|(id, entry)| (*id, entry.receipt.clone())).collect();
-        let mut lost = 0;
+        let (mut lost, mut failed) = (0, None);
         for some in held.chunks(TOGETHER) {
             let receipts = some.iter().map(|(_, receipt)| receipt.clone()).collect();
             let asked = Instant::now();
-            let answers = self.source.extend(receipts, lease).await?;
+            let answers = match self.source.extend(receipts, lease).await {
+                Ok(answers) => answers,
+                // Those behind it may be renewed all the same.
+                Err(error) => {
+                    failed = failed.or(Some(error));
+                    continue;
+                }
+            };
             let mut entries = self.entries();
             for ((id, receipt), answer) in some.iter().zip(answers) {
                 // One that is being settled, or has come again meanwhile, is not lost.
@@ -320,7 +327,10 @@ impl Ledger {
         let counting = entries.held.values().filter(|entry| !entry.settling && !entry.lost);
         let first = counting.map(|entry| entry.until).min();
         self.good_until.store(first.map_or(u64::MAX, |first| self.millis(first)), Relaxed);
-        Ok(lost)
+        match failed {
+            Some(error) => Err(error),
+            None => Ok(lost),
+        }
     }
 
     /// Finds what has become somebody else's since it was last looked at, before its lease is over. Nearly always that is nothing, and costs the look at one number.
@@ -653,6 +663,50 @@ mod tests {
     fn delivery(id: DeliveryId) -> Delivery {
         let (receipt, text) = (Receipt::Numbers([id, 0, 0, 0]), b"".as_slice().into());
         Delivery { id, receipt, group: None, text, attempt: 1, sequence: id }
+    }
+
+    /// Fails the first time that it is asked to renew leases.
+    struct Once(Fake, std::sync::atomic::AtomicUsize);
+
+    impl Source for Once {
+        fn name(&self) -> &str {
+            "once"
+        }
+
+        fn claim(&self, wants: Wants) -> BoxFuture<'_, Result<Vec<Delivery>, SourceError>> {
+            self.0.claim(wants)
+        }
+
+        fn settle(&self, all: Vec<(Receipt, Disposal)>) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
+            self.0.settle(all)
+        }
+
+        fn extend(
+            &self,
+            all: Vec<Receipt>,
+            lease: Duration,
+        ) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
+            self.0.0.store(self.1.fetch_add(1, Relaxed) > 0, Relaxed);
+            self.0.extend(all, lease)
+        }
+
+        fn depth(&self) -> BoxFuture<'_, Result<Depth, SourceError>> {
+            self.0.depth()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn leases_are_renewed_although_others_could_not_be() {
+        let source = Arc::new(Once(Fake(AtomicBool::new(true)), Default::default()));
+        let (ledger, _settler) = Ledger::open(Arc::clone(&source) as _);
+        ledger.begin_claim(LEASE);
+        let count = TOGETHER + 10;
+        let held: Vec<_> = (0..count as u64).map(|id| ledger.take(&delivery(id)).unwrap()).collect();
+        tokio::time::advance(LEASE / 2).await;
+        assert!(ledger.renew(LEASE).await.is_err(), "it is said");
+        tokio::time::advance(LEASE / 2).await;
+        let lost = held.iter().filter(|held| held.is_lost(Instant::now())).count();
+        assert_eq!((lost, source.1.load(Relaxed)), (TOGETHER, 2));
     }
 
     #[tokio::test(start_paused = true)]
