@@ -620,8 +620,8 @@ mod tests {
     struct Fake(AtomicBool, AtomicU64, AtomicU64);
 
     impl Fake {
-        fn new() -> Arc<Self> {
-            Arc::new(Fake(AtomicBool::new(true), AtomicU64::new(0), AtomicU64::new(0)))
+        fn new() -> Self {
+            Fake(AtomicBool::new(true), AtomicU64::new(0), AtomicU64::new(0))
         }
     }
 
@@ -697,7 +697,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn leases_are_renewed_although_others_could_not_be() {
-        let source = Arc::new(Once(Fake(AtomicBool::new(true)), Default::default()));
+        let source = Arc::new(Once(Fake::new(), Default::default()));
         let (ledger, _settler) = Ledger::open(Arc::clone(&source) as _);
         ledger.begin_claim(LEASE);
         let count = TOGETHER + 10;
@@ -711,7 +711,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_lease_that_cannot_be_renewed_is_lost_when_its_time_is_up() {
-        let source = Fake::new();
+        let source = Arc::new(Fake::new());
         let (ledger, _settler) = Ledger::open(Arc::clone(&source) as _);
         ledger.begin_claim(LEASE);
         // A claim that waits for longer than the lease brings deliveries that are good all the same.
@@ -738,7 +738,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_the_source_has_lost_is_lost_at_once_and_good_again_when_it_comes_again() {
-        let source = Fake::new();
+        let source = Arc::new(Fake::new());
         let (ledger, _settler) = Ledger::open(Arc::clone(&source) as _);
         ledger.begin_claim(LEASE);
         let (first, second) = (ledger.take(&delivery(1)).unwrap(), ledger.take(&delivery(2)).unwrap());

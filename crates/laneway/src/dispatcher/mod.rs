@@ -1091,7 +1091,7 @@ mod tests {
         let Streamer { dispatcher, hand, clock, bound, wants } = &mut streamer;
         assert_eq!(dispatcher.claim(wants, hand, clock), Found::Turn);
         hand.turn().next();
-        hand.end(Ending::Defer { until: 10, attempts: 1, note: None }, 0);
+        hand.end(Ending::Defer { until: 10, attempts: 1, was_begun: true, note: None }, 0);
         dispatcher.settle(hand, &Tally::default(), None, bound, clock);
         (0..100).for_each(|key| streamer.offer(100 + key));
         let Streamer { dispatcher, hand, clock, wants, .. } = &mut streamer;
