@@ -225,7 +225,7 @@ async fn a_call_that_is_answered_with_patience_has_used_up_its_start() {
             move |seen| {
                 let is_first = told.lock().unwrap().insert(seen.group);
                 async move {
-                    tokio::time::sleep(millis(10)).await;
+                    tokio::time::sleep(millis(10)).await; // paced: a call takes its time, which is virtual
                     if is_first { wait(Duration::from_secs(60)) } else { Verdict::Done }
                 }
             }
@@ -324,7 +324,7 @@ async fn the_little_that_is_free_is_used_while_slots_are_idle() {
     let rig = Rig::new(
         PoolSettings::default(),
         script(|seen| async move {
-            tokio::time::sleep(millis(5)).await;
+            tokio::time::sleep(millis(5)).await; // paced: a call takes its time, which is virtual
             if seen.group.starts_with("patient") { wait(Duration::from_secs(3_600)) } else { Verdict::Done }
         }),
     );
