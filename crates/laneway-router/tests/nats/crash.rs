@@ -1,4 +1,4 @@
-//! Two routers on one server, all of them killed at random.
+//! Two routers on one server, all of them killed at random, and one stopped from running for a while.
 
 use laneway_servers::nats;
 
@@ -12,7 +12,7 @@ async fn two_routers_that_are_killed_and_a_server_that_is_restarted_lose_nothing
         "laneway {{ queue.queues = [], sources.orders {{ {settings}, owner-lease = 2 s, window = 64 }}, sinks.orders {{ {settings} }} }}"
     );
     // A whole window of each partition, while the server is away.
-    let plan = Plan { in_hand: 4 * 64, ..Plan::of(4, 2) };
+    let plan = Plan { freezes: 1, in_hand: 4 * 64, ..Plan::of(4, 2) };
     run(&config, &plan, || {
         server.kill().expect("it was there");
         server.resume().expect("it comes back");
