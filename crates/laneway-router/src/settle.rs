@@ -96,6 +96,8 @@ struct Entries {
     done: Done,
     /// When the claim began whose deliveries are being taken, and how long they are leased.
     claim: Option<(Instant, Duration)>,
+    /// How many losses the source had then.
+    losses: u64,
 }
 
 impl Entries {
@@ -233,7 +235,8 @@ impl Ledger {
     pub(crate) fn begin_claim(&self, lease: Duration) {
         let mut entries = self.entries();
         entries.returning.retain(|_, returning| returning.unconfirmed > 0);
-        entries.claim = Some((Instant::now(), lease));
+        let now = Instant::now();
+        (entries.claim, entries.losses) = (Some((now, lease)), self.source.losses(now));
     }
 
     fn millis(&self, time: Instant) -> u64 {
@@ -266,6 +269,11 @@ impl Ledger {
             None
         };
         let taken = deliveries.map(take).collect();
+        let losses = entries.losses;
+        if self.source.losses(now) != losses {
+            // Some of these may have been among them, and whoever has looked since could not see that: one more look.
+            self.losses.store(losses, Release);
+        }
         drop(entries);
         done.into_iter().for_each(|held| held.settle(Disposal::Done));
         taken
@@ -751,6 +759,13 @@ mod tests {
         source.2.store(2, Relaxed);
         assert_eq!(are_lost(), (true, true));
         assert_eq!((first.sequence(1), second.sequence(2)), (1, 2));
+        ledger.begin_claim(LEASE);
+        let late = Delivery { receipt: Receipt::Numbers([4, 0, 0, 0]), ..delivery(4) };
+        source.1.store(5, Relaxed);
+        source.2.store(3, Relaxed);
+        assert!(first.is_lost(Instant::now()), "somebody looks before they are here");
+        let late = ledger.take(&late).unwrap();
+        assert!(late.is_lost(Instant::now()), "what was lost between its claim and its taking");
         let receipt = Receipt::Numbers([7, 0, 0, 0]);
         assert!(ledger.take(&Delivery { receipt, sequence: 9, ..delivery(1) }).is_none(), "a copy");
         assert_eq!(are_lost(), (false, true));

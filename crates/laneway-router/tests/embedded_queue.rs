@@ -368,6 +368,8 @@ async fn what_breaks_a_limit_is_refused_by_name() {
     assert_eq!(refusal(group.map(drop)), Refusal::LongName { place: 0, what: "group", bytes: 257 });
     let key = queue.publish_many(vec![of("a", 0)], Some(&"k".repeat(300))).await;
     assert_eq!(refusal(key.map(drop)), Refusal::LongName { place: 0, what: "idempotency key", bytes: 300 });
+    let control = queue.publish_many(vec![of("a", 0), of("\u{1}a", 0)], None).await;
+    assert_eq!(refusal(control.map(drop)), Refusal::ControlCharacters { place: 1, what: "group" });
     let many = queue.publish_many(vec![of("a", 0); BATCH_MAX + 1], None).await;
     assert_eq!(refusal(many.map(drop)), Refusal::TooMany { count: BATCH_MAX + 1 });
     assert_eq!(queue.publish_many(Vec::new(), None).await, Ok(Vec::new()));

@@ -145,7 +145,7 @@ where
         self: &Arc<Self>,
         edit: impl FnOnce(&mut Plan) -> Result<(), ChangeError>,
     ) -> Result<(), ChangeError> {
-        if Inside::is(self.address()) {
+        if Inside::is_handler(self.address()) {
             return Err(ChangeError::FromHandler);
         }
         let _changes = lock(&self.changes);

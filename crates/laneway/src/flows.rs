@@ -60,7 +60,7 @@ struct Mapping {
     outstanding: u32,
     /// How many messages were ever placed by it and not refused.
     messages: u64,
-    /// How many of them were control messages.
+    /// The number of the last control message among them, from 1.
     controls: u64,
     /// A finish has been accepted.
     finished: bool,
@@ -84,7 +84,12 @@ struct Shard {
     buried: ByFingerprint<()>,
     /// Which topology the mappings speak of.
     epoch: u64,
+    /// Control messages that were refused when another one stood behind them already: the stamp of their mapping, their number, and what was before them.
+    undone: VecDeque<(u64, u64, (bool, bool))>,
 }
+
+/// So many of those are remembered; it takes that many submitters that cross each other at one moment to forget one that matters.
+const UNDONE_MAX: usize = 64;
 
 /// Compared by time; of two at the same time the older mapping is first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -200,13 +205,9 @@ impl Mappings {
         let mut shard = self.shard(fingerprint);
         if let Some(mapping) = shard.mappings.get_mut(&fingerprint) {
             mapping.messages -= 1;
-            if placed.kind.is_control() {
-                // A control message of another submitter that came later has the last word.
-                if mapping.controls == placed.control {
-                    (mapping.finished, mapping.late) = placed.before;
-                }
-                mapping.controls -= 1;
-            }
+        }
+        if placed.kind.is_control() {
+            shard.undo_control(fingerprint, placed.control, placed.before);
         }
         if placed.late {
             self.late.fetch_sub(1, Relaxed);
@@ -305,6 +306,26 @@ impl Mappings {
 }
 
 impl Shard {
+    /// A control message was refused. If it was the last one, its word is taken back, and with it the words of those in front of it that were refused before.
+    fn undo_control(&mut self, fingerprint: u64, control: u64, before: (bool, bool)) {
+        let Some(mapping) = self.mappings.get_mut(&fingerprint) else { return };
+        if mapping.controls != control {
+            // Another submitter's came later, and has the last word unless it is refused, too.
+            if self.undone.len() == UNDONE_MAX {
+                self.undone.pop_front();
+            }
+            return self.undone.push_back((mapping.stamp, control, before));
+        }
+        let (mut first, mut was) = (control, before);
+        let is_next =
+            |&(stamp, earlier, _): &(u64, u64, _), first: u64| stamp == mapping.stamp && earlier + 1 == first;
+        while let Some(at) = self.undone.iter().position(|undone| is_next(undone, first)) {
+            (first, was) = (first - 1, self.undone.remove(at).expect("just found").2);
+        }
+        mapping.controls = first - 1;
+        (mapping.finished, mapping.late) = was;
+    }
+
     /// Notes since when a mapping has been idle, and forgets the notes of those that are gone when they are more than the others.
     fn note(&mut self, since: u64, fingerprint: u64, stamp: u64) {
         self.notes.push(Reverse(Note { since, stamp, fingerprint }));
@@ -444,5 +465,18 @@ mod tests {
         mappings.undo(1, first, |_| ());
         placed(Kind::Event);
         assert_eq!(mappings.late(), 1, "it is finished, as before");
+        // And in the order in which they came.
+        let (first, second) = (placed(Kind::Start), placed(Kind::Start));
+        mappings.undo(1, first, |_| ());
+        mappings.undo(1, second, |_| ());
+        placed(Kind::Event);
+        assert_eq!(mappings.late(), 2, "both were refused");
+        // One that comes between two refusals is not undone by the second.
+        let (first, second) = (placed(Kind::Start), placed(Kind::Start));
+        mappings.undo(1, first, |_| ());
+        placed(Kind::Finish);
+        mappings.undo(1, second, |_| ());
+        placed(Kind::Event);
+        assert_eq!(mappings.late(), 3, "the finish was accepted");
     }
 }

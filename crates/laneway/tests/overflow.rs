@@ -478,18 +478,16 @@ fn drop_oldest_drops_nothing_while_there_is_room() {
     // That of one who came too late for a place and finds room after all is `dispatcher::tests::pitfall_000_7_*`.
     for (bound, set) in BOUNDS_BY_AGE {
         let f = running(set);
-        let (mut sent, mut most) = (0, 0);
+        let mut sent = 0;
         while sent < 5_000 {
             // Exact: nobody else submits, so there can only be more room a moment later.
             let outstanding = f.engine.snapshot().account.outstanding;
-            most = most.max(outstanding);
             for _ in outstanding..64 {
                 send(&f.engine, [(sent % 10, sent / 10)]);
                 sent += 1;
             }
             assert_eq!(f.dropped.entries(), [], "{bound}: {sent} sent, and never more than 64 outstanding");
         }
-        assert!(most > 0, "{bound}: it never met a worker");
         assert!(f.engine.wait_quiet(DEADLINE));
         assert_eq!(f.handled.len() as u64, sent, "{bound}");
     }

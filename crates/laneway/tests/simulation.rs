@@ -12,13 +12,16 @@ use std::{
     cell::RefCell,
     collections::{BTreeMap, BTreeSet},
     rc::Rc,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
     time::Duration,
 };
 
 use laneway::{
-    Account, Bound, Engine, Exhausted, Flows, Handle, Kind, Message, Outcome, Overflow, Priority, Refusal,
-    RetryPolicy, Topology,
+    Account, Bound, ChangeError, Engine, Exhausted, Flows, Handle, Kind, Message, Outcome, Overflow,
+    Priority, Refusal, RetryPolicy, Topology,
     sim::{Faults, Rng, Sim},
 };
 
@@ -235,16 +238,24 @@ fn operate(handle: &Handle<u8, Body>, dice: &mut Rng, ledger: &Mutex<Ledger>) {
         2 => _ = handle.skip_head(&key),
         3 => _ = handle.pause(name),
         4 => _ = handle.unpause(name),
-        5 | 6 => drop(handle.add_dispatcher(&format!("new-{}", dice.u8(0..4)), &[worker])),
-        7 if names.len() > 1 => drop(handle.remove_dispatcher(name)),
-        8 => drop(handle.add_worker(&format!("worker-{}", dice.u8(0..4)), &[name])),
-        9 if workers.len() > 1 => drop(handle.remove_worker(worker)),
+        5 | 6 => note_change(handle.add_dispatcher(&format!("new-{}", dice.u8(0..4)), &[worker])),
+        7 if names.len() > 1 => note_change(handle.remove_dispatcher(name)),
+        8 => note_change(handle.add_worker(&format!("worker-{}", dice.u8(0..4)), &[name])),
+        9 if workers.len() > 1 => note_change(handle.remove_worker(worker)),
         10 => {
             handle.explain(&key);
             handle.lanes_by_depth(3);
         }
         _ => submit_batch(handle, dice, ledger),
     }
+}
+
+/// Changes of the topology that were made, over all seeds: a simulation that only ever refuses them shows nothing about them.
+static CHANGES: AtomicU64 = AtomicU64::new(0);
+
+fn note_change(made: Result<(), ChangeError>) {
+    assert_ne!(made, Err(ChangeError::FromHandler), "an operator is no handler");
+    CHANGES.fetch_add(u64::from(made.is_ok()), SeqCst);
 }
 
 /// Submits a batch of a few keys of its own, in the middle of which somebody makes room elsewhere now and then, and asserts what line 6 of the contract says of the
@@ -443,6 +454,11 @@ fn every_contract_line_holds_after_every_step() {
     std::panic::set_hook(quiet);
     let failures = failures.borrow();
     assert!(failures.is_empty(), "LANEWAY_SIM_SEED=<seed> shows each again: {failures:#?}");
+    assert!(
+        count < 100 || CHANGES.load(SeqCst) >= count / 10,
+        "{} changes of the topology",
+        CHANGES.load(SeqCst)
+    );
 }
 
 /// The simulator's own way to hand a message to an async handler, where a worker takes messages as streams.

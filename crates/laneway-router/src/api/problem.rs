@@ -138,7 +138,7 @@ impl From<Refusal> for Problem {
             Refusal::TooMany { .. } | Refusal::TooLong { .. } => {
                 Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail)
             }
-            Refusal::LongName { .. } => Problem::unprocessable(detail),
+            Refusal::LongName { .. } | Refusal::ControlCharacters { .. } => Problem::unprocessable(detail),
             Refusal::Failed(error) => error.into(),
         }
     }

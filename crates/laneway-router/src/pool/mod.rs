@@ -300,15 +300,17 @@ impl Core {
         }
     }
 
-    /// A group goes to another pool, as parked as it is. Where all of it goes it is not parked here any more.
-    fn bequeath(&self, key: &GroupKey, heir: &Pool, all: bool) {
-        let (Some(parked), GroupKey::Named(group)) = (self.groups.parked(key), key) else { return };
+    /// A group goes to another pool, as parked as it is. Where all of it goes it is not parked here any more, and what it was parked by is given back.
+    fn bequeath(&self, key: &GroupKey, heir: &Pool, all: bool) -> Option<Stop> {
+        let (Some(parked), GroupKey::Named(group)) = (self.groups.parked(key), key) else { return None };
         // Only the default pool, which stands in, inherits from one that goes.
         let foreign = (*heir.code == *crate::router::DEFAULT_POOL).then(|| Arc::clone(&self.code));
-        heir.inherit(group, Stop { foreign, ..Stop::new(parked) });
-        if all && self.groups.unpark(key).is_some() {
+        let is_taken = heir.inherit(group, Stop { foreign, ..Stop::new(parked) });
+        let stop = if all && is_taken { self.groups.unpark(key) } else { None };
+        if stop.is_some() {
             self.parks.note(&self.code, group, None);
         }
+        stop
     }
 
     /// Messages that count against the capacity.
@@ -772,11 +774,16 @@ impl Pool {
     /// Whether it was remembered as parked, and whether its lane goes on.
     fn go_on(&self, key: &GroupKey) -> (bool, bool) {
         let stop = self.core.groups.unpark(key);
+        (stop.is_some(), self.let_go_on(key, stop.as_ref()))
+    }
+
+    /// The lane of a group that is not parked any more goes on: now, or as soon as an attempt has parked it that was told to. Whether it was now.
+    fn let_go_on(&self, key: &GroupKey, stop: Option<&Stop>) -> bool {
         let resumed = self.handle.resume(key);
-        if stop.as_ref().is_some_and(|stop| stop.by_attempt) && !resumed {
+        if stop.is_some_and(|stop| stop.by_attempt) && !resumed {
             tokio::spawn(see_it_go_on(self.handle.clone(), Arc::clone(&self.core), key.clone()));
         }
-        (stop.is_some(), resumed)
+        resumed
     }
 
     /// Since when a group is parked, and why.
@@ -797,22 +804,24 @@ impl Pool {
         (self.core.groups.parked_groups(), self.core.groups.parked_messages())
     }
 
-    /// A group is parked that was so in another pool.
-    fn inherit(&self, group: &Arc<str>, stop: Stop) {
+    /// A group is parked that was so in another pool. False if there are too many.
+    fn inherit(&self, group: &Arc<str>, stop: Stop) -> bool {
         let (key, parked) = (GroupKey::Named(Arc::clone(group)), stop.parked.clone());
-        if self.core.groups.park(&key, stop) == Parking::New {
+        let parking = self.core.groups.park(&key, stop);
+        if parking == Parking::New {
             self.core.parks.note(&self.code, group, Some(parked));
         }
+        parking != Parking::TooMany
     }
 
     /// A pool that has come gets what is parked for it here, also where no message of that is here.
     pub(crate) fn bequeath_foreign(&self, heir: &Pool) {
         for key in self.core.groups.parked_for(heir.code()) {
-            self.core.bequeath(&key, heir, true);
+            let stop = self.core.bequeath(&key, heir, true);
             // With messages for it the lane goes back soon; those of others were stopped with them, and go on.
             if !self.handle.look(&key, usize::MAX, |message| message.body.is_for(&heir.code)).contains(&true)
             {
-                self.handle.resume(&key);
+                self.let_go_on(&key, stop.as_ref());
             }
         }
     }
@@ -833,6 +842,11 @@ impl Pool {
         for key in keys {
             let delay = match self.handle.explain(&key).map(|explanation| explanation.reason) {
                 Some(laneway::Reason::Parked { .. }) => Duration::ZERO,
+                // The pool that waits for them may run them.
+                Some(laneway::Reason::DispatcherPaused) if heir.is_some() => Duration::ZERO,
+                Some(laneway::Reason::RateLimited { after }) if heir.is_some() && after > LOOK_FOR_STUCK => {
+                    Duration::ZERO
+                }
                 Some(laneway::Reason::Retry { after, .. }) if after > LOOK_FOR_STUCK => after,
                 _ => continue,
             };

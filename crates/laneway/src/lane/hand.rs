@@ -132,9 +132,10 @@ impl<K, M> Hand<K, M> {
     /// Drops what was kept. Whoever calls this has no lock.
     #[inline]
     pub(crate) fn drop_spent(&mut self) {
-        if !self.spent.is_empty() {
-            // It was a copy of ours: whatever its drop does is the fault of no message, and the next turns are in the hand already.
-            let _ = catch_unwind(AssertUnwindSafe(|| self.spent.clear()));
+        while let Some(key) = self.spent.pop() {
+            // It was a copy of ours: whatever its drop does is the fault of no message, and the next turns are in the hand already. One by one, because a second panic on the way out
+            // of the first would end the process.
+            let _ = catch_unwind(AssertUnwindSafe(|| drop(key)));
         }
     }
 

@@ -338,7 +338,7 @@ where
             Mover::Operation => {
                 if let Some((_, operation)) = self.operations.pop_front() {
                     // Nobody else would take a step while it waited for room.
-                    let _inside = Inside::enter(self.shared().address());
+                    let _inside = Inside::enter_simulated(self.shared().address());
                     operation(&self.handle);
                 }
             }
@@ -580,15 +580,17 @@ where
         let waker = Waker::from(flight.waker.clone());
         let polled =
             catch_unwind(AssertUnwindSafe(|| flight.future.as_mut().poll(&mut Context::from_waker(&waker))));
-        let outcome = match polled {
-            Ok(Poll::Pending) => {
-                self.actors[place].phase = Phase::Async(flight);
-                return Ok(());
-            }
-            Ok(Poll::Ready(outcome)) => Ok(outcome),
-            Err(panic) => Err(crate::handler::panic_text(&*panic)),
+        if matches!(polled, Ok(Poll::Pending)) {
+            self.actors[place].phase = Phase::Async(flight);
+            return Ok(());
+        }
+        // What it still holds is the user's, too: a panic of its drop is one of the handler.
+        let dropped = catch_unwind(AssertUnwindSafe(|| drop(flight.future)));
+        let outcome = match (polled, dropped) {
+            (Ok(Poll::Ready(outcome)), Ok(())) => Ok(outcome),
+            (Err(panic), _) | (_, Err(panic)) => Err(crate::handler::panic_text(&*panic)),
+            (Ok(Poll::Pending), Ok(())) => unreachable!("looked at above"),
         };
-        drop(flight.future);
         // What follows sees to that itself, as it has to in a slot.
         drop(inside);
         let worker = self.actors[place].worker();

@@ -169,20 +169,32 @@ impl Tempo {
 }
 
 thread_local! {
-    /// The engine whose handler this thread is running, by the address of its shared state; 0 for none.
-    static INSIDE: Cell<usize> = const { Cell::new(0) };
+    /// The engine for which this thread must not wait, by the address of its shared state, 0 for none; and whether that is because it runs a handler of it.
+    static INSIDE: Cell<(usize, bool)> = const { Cell::new((0, false)) };
 }
 
-/// Marks this thread as being inside a handler of an engine.
-pub(crate) struct Inside(usize);
+/// Marks this thread as one that must not wait for an engine: what it waits for could not come.
+pub(crate) struct Inside((usize, bool));
 
 impl Inside {
+    /// A handler, or what is called in its place.
     pub(crate) fn enter(engine: usize) -> Self {
-        Inside(INSIDE.replace(engine))
+        Inside(INSIDE.replace((engine, true)))
     }
 
+    /// Whoever operates an engine in a simulation: nobody else takes a step meanwhile. It may change the topology, which does not wait there.
+    pub(crate) fn enter_simulated(engine: usize) -> Self {
+        Inside(INSIDE.replace((engine, false)))
+    }
+
+    /// Whether to wait for this engine would be to wait for ever.
     pub(crate) fn is(engine: usize) -> bool {
-        INSIDE.get() == engine
+        INSIDE.get().0 == engine
+    }
+
+    /// Whether a handler of this engine is running.
+    pub(crate) fn is_handler(engine: usize) -> bool {
+        INSIDE.get() == (engine, true)
     }
 }
 

@@ -268,8 +268,7 @@ async fn read(inner: &Inner, epoch: u64, sender: &Sender, receiver: &mut Receive
             arrivals.push(arrival(&inner.settings, epoch, frame, weight));
             match width {
                 Width::Right => {}
-                Width::TooNarrow => inner.pushed.drain(0),
-                Width::TooWide(why) => return Err(Failure::Lost(why)),
+                Width::Wrong(why) => return Err(Failure::Lost(why)),
             }
             next = if arrivals.len() < ARRIVALS_AT_ONCE { receiver.message_now() } else { None };
         }

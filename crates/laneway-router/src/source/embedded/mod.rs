@@ -584,6 +584,10 @@ pub(super) fn check(publications: &[Publication], key: Option<&str>) -> Result<(
         if let Some((what, name)) = long {
             return Err(Refusal::LongName { place, what, bytes: name.map_or(0, str::len) });
         }
+        let has_control = |name: &str| name.chars().any(char::is_control);
+        if let Some((what, _)) = names.iter().find(|(_, name)| name.is_some_and(has_control)) {
+            return Err(Refusal::ControlCharacters { place, what });
+        }
     }
     Ok(())
 }

@@ -140,6 +140,14 @@ pub enum Refusal {
         /// How long it is.
         bytes: usize,
     },
+    /// The group, the deduplication id or the idempotency key of one of them has control characters: they have a meaning of their own in the file.
+    #[error("the {what} of message {place} has control characters")]
+    ControlCharacters {
+        /// Which, from 0.
+        place: usize,
+        /// Of the three.
+        what: &'static str,
+    },
     /// The store could not do it.
     #[error(transparent)]
     Failed(#[from] SourceError),

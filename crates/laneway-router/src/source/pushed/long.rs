@@ -3,7 +3,8 @@
 //! What is too long goes to quarantine, whole, so it has to be held until then. But a prefetch counts messages: a thousand texts of tens of megabytes would be here before the first of them
 //! is put aside, and again after the restart that follows. Nor can a reader just stop reading, since the answers to acknowledgements come over the same connection. So the
 //! readers weigh what is too long as it comes. When more of it is in hand than may be, the subscription ends, everything goes back in order, and the next one has a prefetch in which such texts
-//! fit. Once a whole prefetch of ordinary messages has come without one, it is drained, and the next one is as wide as it was.
+//! fit. Once a whole prefetch of ordinary messages has come without one, it ends again, and the next one is as wide as it was. (It is not drained first: a group that is parked or waits
+//! for long would keep it from being empty, and everybody else from being served.)
 //!
 //! Ordinary messages are not weighed: they are bounded by the prefetch, and pay one comparison.
 
@@ -46,10 +47,8 @@ impl Drop for Weight {
 pub(crate) enum Width {
     /// It goes on.
     Right,
-    /// It has to end: more is in hand than may be. Says why.
-    TooWide(String),
-    /// It may be drained, to be as wide as it was.
-    TooNarrow,
+    /// It has to end, to begin anew with another prefetch. Says why.
+    Wrong(String),
 }
 
 impl LongTexts {
@@ -80,7 +79,13 @@ impl LongTexts {
                 self.longest.store(0, Relaxed);
                 self.now.store(self.prefetch, Relaxed);
             }
-            return (None, if is_calm { Width::TooNarrow } else { Width::Right });
+            let wider = || {
+                let prefetch = self.prefetch;
+                Width::Wrong(format!(
+                    "no text is too long any more: they come again with a prefetch of {prefetch}"
+                ))
+            };
+            return (None, if is_calm { wider() } else { Width::Right });
         }
         self.calm.store(0, Relaxed);
         let longest = self.longest.fetch_max(bytes, Relaxed).max(bytes);
@@ -92,7 +97,7 @@ impl LongTexts {
                 let fits = u32::try_from(self.bytes_max / longest / self.parts / 2).unwrap_or(u32::MAX);
                 let narrower = fits.min(prefetch / 2).max(1);
                 self.now.store(narrower, Relaxed);
-                Width::TooWide(format!(
+                Width::Wrong(format!(
                     "{held} bytes of texts that are too long for messages are in hand, of which {} may be: they come again with a prefetch of {narrower}",
                     self.bytes_max
                 ))
@@ -116,20 +121,20 @@ mod tests {
         assert!(held.iter().all(|(_, width)| *width == Width::Right), "so much may be");
         held.push(texts.weigh(LONG));
         assert!(
-            matches!(&held[10].1, Width::TooWide(said) if said.contains("a prefetch of 2")),
+            matches!(&held[10].1, Width::Wrong(said) if said.contains("a prefetch of 2")),
             "{:?}",
             held[10].1
         );
         drop(held);
         assert_eq!((texts.bytes.load(Relaxed), texts.prefetch()), (0, 2));
         let (_kept, width) = texts.weigh(20 * LONG);
-        assert!(matches!(width, Width::TooWide(_)));
+        assert!(matches!(width, Width::Wrong(_)));
         assert_eq!(texts.prefetch(), 1);
         assert_eq!(texts.weigh(20 * LONG).1, Width::Right, "one at a time has to be held");
         for _ in 0..99 {
             assert_eq!(texts.weigh(10).1, Width::Right);
         }
-        assert_eq!(texts.weigh(10).1, Width::TooNarrow);
+        assert!(matches!(texts.weigh(10).1, Width::Wrong(_)));
         assert_eq!((texts.prefetch(), texts.weigh(10).1), (100, Width::Right));
     }
 }

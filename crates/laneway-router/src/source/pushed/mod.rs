@@ -418,6 +418,7 @@ impl<T> Pushed<T> {
     }
 
     /// What came over a subscription is not ours any more.
+    #[cfg(any(feature = "rabbitmq", test))]
     pub(crate) fn forget(&self, part: usize) {
         self.forget_all(part..part + 1);
     }
@@ -433,6 +434,7 @@ impl<T> Pushed<T> {
     }
 
     /// Nothing more of a subscription is handed out; it is let go when what was handed out is back.
+    #[cfg(feature = "rabbitmq")]
     pub(crate) fn drain(&self, part: usize) {
         self.shelf().drain(part, Instant::now());
         self.driver.notify_waiters();

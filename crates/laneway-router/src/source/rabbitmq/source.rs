@@ -310,8 +310,8 @@ enum Why {
     /// Nothing comes any more.
     Over,
     Lost(lapin::Error),
-    /// It should not go on: what has come is too much.
-    TooMuch(String),
+    /// It should not go on with its prefetch. Says why.
+    Width(String),
 }
 
 /// Says it, however a reader ends.
@@ -444,7 +444,7 @@ impl<'a> Session<'a> {
         Err(SourceError::Unavailable(match why {
             Why::Lost(error) => format!("the connection to {place} was lost: {error}"),
             Why::Over => format!("{place} has ended the subscription to {queue}: was the queue deleted?"),
-            Why::TooMuch(why) => format!("{queue} at {place}: {why}"),
+            Why::Width(why) => format!("{queue} at {place}: {why}"),
         }))
     }
 
@@ -506,12 +506,8 @@ impl Reader {
                         arrivals.push(arrival);
                         match width {
                             Width::Right => {}
-                            Width::TooNarrow => {
-                                (0..self.inner.settings.partitions)
-                                    .for_each(|part| self.inner.pushed.drain(part));
-                            }
-                            Width::TooWide(why) => {
-                                end.why = Why::TooMuch(why);
+                            Width::Wrong(why) => {
+                                end.why = Why::Width(why);
                                 break 'reading;
                             }
                         }
@@ -530,9 +526,9 @@ impl Reader {
             let again = self.inner.pushed.arrive(arrivals.drain(..));
             acknowledge(again.iter(), false).await;
         }
-        let is_too_much = matches!(end.why, Why::TooMuch(_));
+        let is_wrong = matches!(end.why, Why::Width(_));
         drop(end);
-        if is_too_much {
+        if is_wrong {
             // What has come is given up, and what comes until the channel has closed is not kept either.
             drop(arrivals);
             while self.consumer.next().await.is_some() {}
