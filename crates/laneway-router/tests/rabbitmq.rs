@@ -913,7 +913,8 @@ async fn two_routers_that_are_killed_and_a_broker_that_is_restarted_lose_nothing
     let config = format!(
         "laneway {{ queue.queues = [], sources.orders {{ {settings}, prefetch = 50, heartbeat = 2 s, balance = 1 s }}, sinks.orders {{ {settings} }} }}"
     );
-    let plan = instances::Plan::of(3, 1);
+    let order = instances::Order::SlipsAfterRestarts;
+    let plan = instances::Plan { order, ..instances::Plan::of(3, 1) };
     instances::run(&config, &plan, || {
         broker.node.kill().expect("it was there");
         broker.node.resume().expect("it comes back");

@@ -64,6 +64,8 @@ pub(crate) enum Order {
     Kept,
     /// It may hand out a message behind later ones of its group (docs/guide/brokers.md, "where it does not hold").
     SlipsAfterEvents,
+    /// The same, but only after it was killed itself.
+    SlipsAfterRestarts,
 }
 
 /// What is done to the two routers and their broker.
@@ -249,7 +251,9 @@ impl Event {
             What::Killed(one) | What::Stopped(one) => plan.shares_anew || instances.contains(&one),
             What::Restarted => true,
         };
-        concerns && at + TOLD_WITHIN >= self.from && at <= self.until + NOTICED_WITHIN
+        // Whoever shares anew does so once the broker misses a member, and again for each that comes.
+        let noticed_within = if plan.shares_anew { 3 * NOTICED_WITHIN } else { NOTICED_WITHIN };
+        concerns && at + TOLD_WITHIN >= self.from && at <= self.until + noticed_within
     }
 
     /// How far it is from a time.
@@ -482,6 +486,7 @@ fn message(group: usize, number: u64, address: std::net::SocketAddr) -> Outgoing
 fn check(target: &Target, next: &[u64], plan: &Plan) {
     let seen = target.seen.lock().unwrap();
     let mut violations = seen.violations.clone();
+    let begun = seen.events.first().map_or_else(Instant::now, |event| event.from);
     // How many copies each event explains.
     let mut copies = vec![0; seen.events.len()];
     // The nearest one: the cause comes soon after what it undoes, or soon before.
@@ -510,13 +515,19 @@ fn check(target: &Target, next: &[u64], plan: &Plan) {
         for (one, two) in first.iter().zip(first.iter().skip(1)).filter(|(one, two)| one.number > two.number)
         {
             slips += 1;
-            let is_known = plan.order == Order::SlipsAfterEvents
-                && seen
-                    .events
-                    .iter()
-                    .any(|event| event.from <= two.at && two.at <= event.until + NOTICED_WITHIN);
+            let may_slip = |event: &&Event| {
+                let is_restart = matches!(event.what, What::Restarted);
+                plan.order == Order::SlipsAfterEvents
+                    || (plan.order == Order::SlipsAfterRestarts && is_restart)
+            };
+            let mut events = seen.events.iter().filter(may_slip);
+            let is_known = events.any(|event| event.from <= two.at && two.at <= event.until + NOTICED_WITHIN);
             if !is_known {
-                violations.push(format!("g{group}#{} came behind #{}: {numbers:?}", two.number, one.number));
+                let told: Vec<String> = all
+                    .iter()
+                    .map(|it| format!("{} by {} at {:.1?}", it.number, it.instance, it.at - begun))
+                    .collect();
+                violations.push(format!("g{group}#{} came behind #{}: {told:?}", two.number, one.number));
             }
         }
         let distinct: BTreeSet<u64> = numbers.iter().copied().collect();
@@ -530,7 +541,6 @@ fn check(target: &Target, next: &[u64], plan: &Plan) {
     }
     let unexplained = seen.overlaps.iter().filter(|it| explanation(it.at, &it.instances).is_none());
     violations.extend(unexplained.map(|it| format!("calls of a group in two places: {}", it.what)));
-    let begun = seen.events.first().map_or_else(Instant::now, |event| event.from);
     let told = seen.events.iter().zip(&copies).map(|(event, count)| {
         let (from, until) = (event.from - begun, event.until - begun);
         format!("{:?} at {from:.1?} to {until:.1?}: {count}", event.what)

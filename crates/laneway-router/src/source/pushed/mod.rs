@@ -24,7 +24,6 @@ pub(crate) use long::{LongTexts, Weight, Width};
 pub(crate) use shelf::{Arrival, Copied, Fingerprint, Memory, Taken};
 
 use std::hash::BuildHasher;
-use std::ops::Range;
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -68,8 +67,11 @@ pub(crate) struct Pushed<T> {
     doubt: AtomicBool,
     /// There is a connection.
     connected: AtomicBool,
-    /// How often something that was leased has gone with its subscription.
+    /// How often something that was leased has gone with its subscription, as far as the pools are to know.
     losses: AtomicU64,
+    /// Something has gone with the connection. The pools hear of it when there is one again: while the broker cannot be reached it most likely is away, and nobody else has what we have; so what
+    /// is held may go on until the next renewal of its lease.
+    gone: AtomicBool,
     /// Why there is none.
     trouble: Mutex<Option<SourceError>>,
     closed: AtomicBool,
@@ -131,6 +133,7 @@ impl<T> Pushed<T> {
             doubt: AtomicBool::new(false),
             connected: AtomicBool::new(false),
             losses: AtomicU64::new(0),
+            gone: AtomicBool::new(false),
             trouble: Mutex::default(),
             closed: AtomicBool::new(false),
             ended: AtomicBool::new(false),
@@ -420,16 +423,10 @@ impl<T> Pushed<T> {
     /// What came over a subscription is not ours any more.
     #[cfg(any(feature = "rabbitmq", test))]
     pub(crate) fn forget(&self, part: usize) {
-        self.forget_all(part..part + 1);
-    }
-
-    fn forget_all(&self, parts: Range<usize>) {
-        let (mut shelf, mut memory, now) = (self.shelf(), self.memory(), Instant::now());
-        for part in parts {
-            if shelf.forget(part, &mut memory, now) {
-                // Under the lock that makes the receipts stale: who sees the number sees that, too.
-                self.losses.fetch_add(1, SeqCst);
-            }
+        let (mut shelf, mut memory) = (self.shelf(), self.memory());
+        if shelf.forget(part, &mut memory, Instant::now()) {
+            // Under the lock that makes the receipts stale: who sees the number sees that, too.
+            self.losses.fetch_add(1, SeqCst);
         }
     }
 
@@ -449,6 +446,9 @@ impl<T> Pushed<T> {
     /// There is a connection.
     pub(crate) fn recovered(&self) {
         self.doubt.store(false, SeqCst);
+        if self.gone.swap(false, SeqCst) {
+            self.losses.fetch_add(1, SeqCst);
+        }
         self.connected.store(true, SeqCst);
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.stirred.notify_waiters();
@@ -457,8 +457,12 @@ impl<T> Pushed<T> {
     /// There is none any more: what the broker gives to others is not ours.
     pub(crate) fn lost(&self) {
         self.connected.store(false, SeqCst);
-        let parts = self.shelf().parts();
-        self.forget_all(0..parts);
+        let (mut shelf, mut memory, now) = (self.shelf(), self.memory(), Instant::now());
+        for part in 0..shelf.parts() {
+            if shelf.forget(part, &mut memory, now) {
+                self.gone.store(true, SeqCst);
+            }
+        }
     }
 
     /// Waits until no acknowledgement of a subscription that is not ours any more is under way: then all that could not be sent is remembered.
@@ -543,9 +547,20 @@ mod tests {
         let receipts = [claimed[0].receipt.clone()];
         assert_eq!((pushed.losses(), pushed.are_good(&receipts)), (0, vec![true]), "nothing of it was out");
         pushed.lost();
-        assert_eq!((pushed.losses(), pushed.are_good(&receipts)), (1, vec![false]));
+        assert_eq!(
+            (pushed.losses(), pushed.are_good(&receipts)),
+            (0, vec![false]),
+            "nobody has it meanwhile"
+        );
+        pushed.recovered();
+        assert_eq!(pushed.losses(), 1, "the broker is there, and may have given it to others");
         pushed.lost();
+        pushed.recovered();
         assert_eq!(pushed.losses(), 1);
+        arrive(0, 3);
+        pushed.claim(wants).await.unwrap();
+        pushed.forget(0);
+        assert_eq!(pushed.losses(), 2, "a subscription that was let go is somebody else's at once");
     }
 
     #[tokio::test(start_paused = true)]
