@@ -23,7 +23,7 @@ use crate::workload::{WINDOW, Workload};
 const HELD_KEYS: u64 = 131_072;
 /// Each held key gets one message and then eight more, so that a key and a message can be told apart.
 pub(crate) const MEMORY_MESSAGES_PER_KEY: u32 = 9;
-/// What a contender may do on threads of its own after a submission, before it is weighed.
+/// What a contender may do on threads of its own after a submission, or when all is handled, before it is weighed.
 const SETTLE: Duration = Duration::from_millis(200);
 
 /// Memory: per active key, per waiting message, retained when idle, and growth while keys come and go.
@@ -43,6 +43,8 @@ pub(crate) fn weigh<C: Contender>(workload: &Workload) -> Result<Outcome> {
     let cap = Instant::now() + Duration::from_secs_f64(workload.cap_seconds);
     let generations = workload.keys.div_ceil(HELD_KEYS).max(2);
     let mut drained = drain(&run.probe, sent_after(0), cap);
+    // What a burst has left is kept for a moment, in case there is another one.
+    thread::sleep(SETTLE);
     let mut idle = weight();
     outcome.set("resident_bytes_retained_per_key", (idle - empty) / HELD_KEYS as f64);
     for generation in 1..=generations {
