@@ -22,7 +22,7 @@ const WITH_A_TOPOLOGY: [&str; 9] =
 /// Options of `bench engine`.
 #[derive(Args, Clone, Debug)]
 pub struct EngineArgs {
-    /// Workloads: W1 to W6, W1-batch64, W1-producers4, memory, scaling, free [default: W1,W2,W3,W4]
+    /// Workloads: W1 to W6, W5-hot, W1-batch64, W1-producers4, memory, scaling, free [default: W1,W2,W3,W4]
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     pub workload: Vec<String>,
     /// Contenders, by name [default: all]
@@ -49,7 +49,7 @@ pub struct EngineArgs {
     /// List workloads and contenders, and do nothing else
     #[arg(long)]
     pub list: bool,
-    /// Laneway's topology, except in W5 and `scaling` [default: what the workload is made for]
+    /// Laneway's topology, except in W5, W5-hot and `scaling` [default: what the workload is made for]
     #[arg(long, value_enum)]
     pub topology: Option<Layout>,
     /// Keys of `free`; in `memory`, keys that come and go
@@ -121,8 +121,8 @@ impl EngineArgs {
     fn refuse_idle_options(&self, names: &[&str]) -> Result<()> {
         let options = [
             ("--keys", self.keys.is_some(), "memory and free", &["memory", "free"][..]),
-            ("--topology", self.topology.is_some(), "all but W5 and scaling", &WITH_A_TOPOLOGY),
-            ("--seconds", self.seconds.is_some(), "all but W5, scaling and memory", &WITH_A_TIME),
+            ("--topology", self.topology.is_some(), "all but W5, W5-hot and scaling", &WITH_A_TOPOLOGY),
+            ("--seconds", self.seconds.is_some(), "all but W5, W5-hot, scaling and memory", &WITH_A_TIME),
         ];
         for (option, given, whose, heeded_by) in options {
             let heeded = names.iter().any(|name| heeded_by.contains(name));
@@ -281,15 +281,17 @@ mod tests {
     #[test]
     fn an_option_that_no_workload_would_heed_is_refused() {
         let told = |arguments: &[&str]| parse(arguments).workloads().unwrap_err().to_string();
-        for workload in ["W1", "W2", "W3", "W4", "W5", "W6", "W1-batch64", "W1-producers4", "scaling"] {
+        for workload in
+            ["W1", "W2", "W3", "W4", "W5", "W5-hot", "W6", "W1-batch64", "W1-producers4", "scaling"]
+        {
             let error = told(&["--keys", "7", "--workload", workload]);
             assert!(error.contains("--keys") && error.contains(workload), "{error}");
         }
-        for workload in ["W5", "scaling"] {
+        for workload in ["W5", "W5-hot", "scaling"] {
             let error = told(&["--topology", "partitioned", "--workload", workload]);
             assert!(error.contains("--topology") && error.contains(workload), "{error}");
         }
-        for workload in ["W5", "scaling", "memory"] {
+        for workload in ["W5", "W5-hot", "scaling", "memory"] {
             let error = told(&["--seconds", "2", "--workload", workload]);
             assert!(error.contains("--seconds") && error.contains(workload), "{error}");
         }

@@ -21,7 +21,7 @@ use crate::contender::Contender;
 use crate::plan::{CellMap, Plan, Source};
 use crate::probe::{Latencies, Probe};
 use crate::pump::{self, Clock};
-use crate::workload::{Kind, Workload};
+use crate::workload::{FAMILY_EVERY, Kind, Workload};
 use crate::{machine, weigh};
 
 /// A contender that handles nothing for so long, although messages are outstanding, has lost them.
@@ -99,6 +99,7 @@ fn flow<C: Contender>(workload: &Workload) -> Result<Outcome> {
 
     let cpu_before = machine::cpu_seconds();
     let clock = Clock::start(workload);
+    let began = run.probe.now_ns() as f64 / 1e9;
     pump::pump_all::<C>(workload, &mut run, &mut sources, &clock);
     let made: u64 = sources.iter().map(Source::made).sum();
     let drained = drain(&run.probe, made, clock.cap);
@@ -111,8 +112,15 @@ fn flow<C: Contender>(workload: &Workload) -> Result<Outcome> {
     if let (Some(before), Some(after)) = (cpu_before, cpu_after) {
         outcome.set("cpu_nanoseconds_per_message", (after - before) * 1e9 / done.max(1) as f64);
     }
-    if workload.waits() {
-        outcome.set("efficiency", workload.ideal_seconds(done) / seconds);
+    match run.probe.ends_seconds() {
+        Some((family_end, others_end)) => {
+            let of_family = made.div_ceil(FAMILY_EVERY);
+            let ideal = workload.ideal_seconds_of_family(of_family);
+            outcome.set("efficiency", ideal / (family_end - began));
+            outcome.set("others_efficiency", workload.ideal_seconds(made - of_family) / (others_end - began));
+        }
+        None if workload.waits() => outcome.set("efficiency", workload.ideal_seconds(done) / seconds),
+        None => {}
     }
     if let Some(latencies) = run.probe.latencies() {
         set_latencies(&mut outcome, &latencies);

@@ -8,7 +8,7 @@
 //! and the position that a cell expects next is `generation * messages_per_key + sequence`. One formula covers keys that
 //! stay and keys that come and go, and the loss of a key's last message is found when the next generation arrives.
 
-use crate::workload::{Distribution, Workload};
+use crate::workload::{Distribution, FAMILY, FAMILY_EVERY, Workload};
 use crate::{message::Message, workload::Amount};
 
 /// Length of a plan with a bounded set of keys; long enough that its repetition is invisible to caches.
@@ -112,6 +112,7 @@ fn slots(distribution: Distribution, share: usize, length: usize, random: &mut R
             (0..length).map(|_| zipf.sample(random) as u32).collect()
         }
         Distribution::Hot => (0..length).map(|_| hot_slot(share, random)).collect(),
+        Distribution::Family => family_slots(share, length, random),
         Distribution::Unbounded => unbounded_slots(share, random),
     }
 }
@@ -128,6 +129,16 @@ fn even_slots(share: usize, length: usize, random: &mut Random) -> Vec<u32> {
     }
     slots.truncate(length);
     slots
+}
+
+/// The hot family at every hundredth place, all others evenly at the rest.
+fn family_slots(share: usize, length: usize, random: &mut Random) -> Vec<u32> {
+    let mut others = even_slots(share - 1, length, random).into_iter().map(|other| other + 1);
+    let mut slot_at = |place: usize| match (place as u64).is_multiple_of(FAMILY_EVERY) {
+        true => FAMILY as u32,
+        false => others.next().expect("there are as many as places"),
+    };
+    (0..length).map(&mut slot_at).collect()
 }
 
 fn hot_slot(share: usize, random: &mut Random) -> u32 {
@@ -311,6 +322,17 @@ mod tests {
             source.next_message();
         }
         assert!(source.made_by_cell().all(|(_, made)| made == 10));
+    }
+
+    #[test]
+    fn a_hot_family_has_every_hundredth_message() {
+        let mut source = Plan::new(&workload("W5-hot")).into_sources().remove(0);
+        for _ in 0..100_000 {
+            source.next_message();
+        }
+        let made: Vec<u64> = source.made_by_cell().map(|(_, made)| made).collect();
+        assert_eq!(made[FAMILY as usize], 1_000);
+        assert!(made[1..].iter().all(|made| (9..=10).contains(made)), "the others have the same");
     }
 
     #[test]

@@ -23,7 +23,7 @@ const HEAD: f64 = 44.0;
 /// Writes the plot of the engine's workloads.
 pub fn write(report: &Report, path: &Path) -> Result<()> {
     let panels = report.workloads.iter();
-    let panels = panels.map(|workload| (workload.name.as_str(), columns(workload.kind).swap_remove(0)));
+    let panels = panels.map(|workload| (workload.name.as_str(), columns(workload).swap_remove(0)));
     save(&svg(report, panels), path)
 }
 

@@ -16,7 +16,7 @@ use tokio::sync::Semaphore;
 use crate::check::Checker;
 use crate::message::{Body, Message};
 use crate::plan::CellMap;
-use crate::workload::{Cost, Kind, Workload};
+use crate::workload::{Cost, FAMILY, Kind, Workload};
 
 /// More threads than any contender starts: 5,000 workers of W5 and some dispatchers.
 const STRIPES: usize = 8_192;
@@ -37,6 +37,13 @@ struct Stripe {
     done: AtomicU64,
     /// Latencies; locked by one thread only until the end.
     latencies: Mutex<Option<Box<Latencies>>>,
+}
+
+/// When handlers last ended, in nanoseconds.
+#[derive(Default)]
+struct Ends {
+    family: AtomicU64,
+    others: AtomicU64,
 }
 
 /// Waiting times of an open-loop run, in nanoseconds.
@@ -72,6 +79,8 @@ pub struct Probe {
     checker: Checker,
     cost: Cost,
     timed: bool,
+    /// Of the hot family and of all others, where there is one.
+    ends: Option<Ends>,
     epoch: Instant,
     gate: Gate,
     stripes: Box<[Stripe]>,
@@ -86,6 +95,7 @@ impl Probe {
             checker: Checker::new(map),
             cost: workload.cost,
             timed: workload.kind == Kind::Latency,
+            ends: workload.has_hot_family().then(Ends::default),
             epoch: Instant::now(),
             gate: Gate::default(),
             stripes: (0..STRIPES).map(|_| Stripe::default()).collect(),
@@ -105,6 +115,7 @@ impl Probe {
             Cost::Gate => self.gate.pass(),
         }
         self.checker.leave(entered);
+        self.note_end(message);
         self.note_done();
     }
 
@@ -114,6 +125,7 @@ impl Probe {
         self.note_start(&message);
         self.spend_async(&message).await;
         self.checker.leave(entered);
+        self.note_end(&message);
         self.note_done();
     }
 
@@ -159,6 +171,12 @@ impl Probe {
         total
     }
 
+    /// When the last message of the hot family ended, and the last of all others, in seconds; where there is such a family.
+    pub fn ends_seconds(&self) -> Option<(f64, f64)> {
+        let seconds = |end: &AtomicU64| end.load(Relaxed) as f64 / 1e9;
+        self.ends.as_ref().map(|ends| (seconds(&ends.family), seconds(&ends.others)))
+    }
+
     /// The checker, for the audit at the end.
     pub fn checker(&self) -> &Checker {
         &self.checker
@@ -168,6 +186,15 @@ impl Probe {
     fn note_start(&self, message: &Message) {
         if self.timed {
             self.record_latency(message);
+        }
+    }
+
+    /// Its handlers wait for milliseconds, so that a shared cache line is nothing beside them.
+    #[inline(always)]
+    fn note_end(&self, message: &Message) {
+        if let Some(ends) = &self.ends {
+            let end = if message.key == FAMILY { &ends.family } else { &ends.others };
+            end.fetch_max(self.now_ns(), Relaxed);
         }
     }
 

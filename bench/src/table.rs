@@ -41,13 +41,16 @@ impl Column {
 
 pub(crate) const RATE: Column = Column::new("messages_per_second", "Mmsg/s", 1e6, 2);
 const CPU: Column = Column::new("cpu_nanoseconds_per_message", "CPU ns/msg", 1.0, 0);
+const EFFICIENCY: Column = Column::new("efficiency", "efficiency", 1.0, 3);
+const OTHERS_EFFICIENCY: Column = Column::new("others_efficiency", "of the others", 1.0, 3);
 const PEAK: Column = Column::new("resident_bytes_peak", "peak MB", 1e6, 0);
 
-/// The columns of a kind of workload; the first is the one that is compared.
-pub(crate) fn columns(kind: Kind) -> Vec<Column> {
-    match kind {
+/// The columns of a workload; the first is the one that is compared.
+pub(crate) fn columns(workload: &Workload) -> Vec<Column> {
+    match workload.kind {
         Kind::Throughput => vec![RATE, CPU, PEAK],
-        Kind::Waiting => vec![Column::new("efficiency", "efficiency", 1.0, 3), CPU, PEAK],
+        Kind::Waiting if workload.has_hot_family() => vec![EFFICIENCY, OTHERS_EFFICIENCY, CPU, PEAK],
+        Kind::Waiting => vec![EFFICIENCY, CPU, PEAK],
         Kind::Latency => vec![
             Column::new("latency_from_submission_p50_seconds", "p50 µs", 1e-6, 1),
             Column::new("latency_from_submission_p99_seconds", "p99 µs", 1e-6, 0),
@@ -88,6 +91,9 @@ pub fn print(report: &Report) {
 fn title(workload: &Workload) -> String {
     let what = match workload.kind {
         Kind::Throughput => "higher is better",
+        Kind::Waiting if workload.has_hot_family() => {
+            "efficiency: ideal time by actual time of the hot family, one message after the other, and of the others"
+        }
         Kind::Waiting => "efficiency: ideal time by actual time, 1 is perfect",
         Kind::Latency => "from submission and from the intended time; lower is better",
         Kind::Memory => "lower is better",
@@ -102,7 +108,7 @@ fn count(number: usize, noun: &str) -> String {
 }
 
 fn table(report: &Report, workload: &Workload) -> Table {
-    let columns = columns(workload.kind);
+    let columns = columns(workload);
     let (first, rest) = columns.split_first().expect("every kind has columns");
     let mut table = Table::new();
     table.load_style(ASCII_MARKDOWN);

@@ -18,6 +18,11 @@ pub const WINDOW: usize = 65_536;
 const THREADS_MAX: usize = 64;
 /// Messages that one key of an unbounded workload sees before it ends.
 pub const MESSAGES_PER_KEY: u32 = 10;
+/// One in so many messages is of the hot family, where there is one. Document 003 gives it thirty times as many, which, strictly
+/// one after the other, would take seven minutes and not a quarter of one.
+pub const FAMILY_EVERY: u64 = 100;
+/// The key of the hot family.
+pub const FAMILY: u64 = 0;
 
 /// What is measured, and therefore which columns the table has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,6 +52,9 @@ pub enum Distribution {
     Zipf,
     /// One key takes 30 % of the messages, the others share the rest.
     Hot,
+    /// One key takes exactly every hundredth message, the others the same number each. For `W5-hot` only: what it yields is about the two parts.
+    #[value(skip)]
+    Family,
     /// Keys come, see ten messages and never return.
     Unbounded,
 }
@@ -192,8 +200,20 @@ pub struct Tuning {
 }
 
 /// The names that [`named`] knows, in the order of `--help`.
-pub const NAMES: &[&str] =
-    &["W1", "W2", "W3", "W4", "W5", "W6", "W1-batch64", "W1-producers4", "memory", "scaling", "free"];
+pub const NAMES: &[&str] = &[
+    "W1",
+    "W2",
+    "W3",
+    "W4",
+    "W5",
+    "W5-hot",
+    "W6",
+    "W1-batch64",
+    "W1-producers4",
+    "memory",
+    "scaling",
+    "free",
+];
 
 /// The workloads behind a name: `W5` and `scaling` are several, one per concurrency.
 pub fn named(name: &str, tuning: &Tuning) -> Result<Vec<Workload>> {
@@ -204,7 +224,8 @@ pub fn named(name: &str, tuning: &Tuning) -> Result<Vec<Workload>> {
         "W3" => vec![Workload { distribution: Distribution::Hot, ..base }],
         "W4" => vec![base.with_unbounded_keys()],
         "W5" => [1_000, 5_000].map(|concurrency| base.clone().waiting(concurrency)).into(),
-        "W6" => vec![base.open_loop(50_000, tuning.seconds)],
+        "W5-hot" => vec![base.waiting(1_000).with_hot_family(name)],
+        "W6" => vec![Workload { workers: 1, ..base.open_loop(50_000, tuning.seconds) }],
         "W1-batch64" => vec![Workload { batch: 64, ..base }],
         "W1-producers4" => vec![Workload { producers: 4, ..base }],
         "memory" => vec![base.held(tuning.keys.unwrap_or(1_000_000))],
@@ -260,6 +281,12 @@ impl Workload {
             cap_seconds: 12.0,
             ..self
         }
+    }
+
+    /// W5-hot: document 003's second workload. One family has far more messages than any other; it is handled strictly one
+    /// message after the other, and the others must not notice.
+    fn with_hot_family(self, name: &str) -> Self {
+        Self { name: name.into(), distribution: Distribution::Family, cap_seconds: 30.0, ..self }
     }
 
     /// W6: a fixed rate, whatever the contender does.
@@ -320,9 +347,20 @@ impl Workload {
         self.workers > THREADS_MAX
     }
 
+    /// Whether one family has far more messages than the others.
+    pub fn has_hot_family(&self) -> bool {
+        self.distribution == Distribution::Family
+    }
+
     /// The ideal time of a waiting workload: every worker busy from the first to the last moment.
     pub fn ideal_seconds(&self, messages: u64) -> f64 {
         messages as f64 * self.cost.wait_mean().as_secs_f64() / self.workers as f64
+    }
+
+    /// The ideal time of the hot family: its messages, each beginning when the one before it ends.
+    pub fn ideal_seconds_of_family(&self, messages: u64) -> f64 {
+        let waits = (0..messages).map(|sequence| self.cost.wait_of(&Message::new(FAMILY, sequence as u32)));
+        waits.sum::<Duration>().as_secs_f64()
     }
 }
 
