@@ -7,7 +7,7 @@
 //! 2. Per group, first successes come in the order of publication, without a gap; where the broker itself is known to slip when its consumers go, a slip comes soon after such an event.
 //! 3. Within one instance no two calls of a group overlap, and across instances only around an event: a router that was killed or stopped, or a broker that was restarted.
 //! 4. What was delivered again had its first success around an event that concerned the router that had it, and for each event that is no more than was in hand.
-//! 5. A router that was stopped from running, for so long that others did its work, begins nothing of that when it goes on.
+//! 5. A router that was stopped from running, for so long that others did its work, begins nothing of that when it goes on, unless the broker forgot who had done it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::convert::Infallible;
@@ -210,6 +210,15 @@ struct Success {
     at: Instant,
 }
 
+/// A call for what another instance had done, while the caller was stopped from running.
+struct Late {
+    what: String,
+    /// Who had done it, and when.
+    doer: u64,
+    done: Instant,
+    at: Instant,
+}
+
 /// A call that began while another instance had one of the same group.
 struct Overlap {
     what: String,
@@ -225,6 +234,7 @@ struct Seen {
     under_way: HashMap<(u64, String), u64>,
     violations: Vec<String>,
     overlaps: Vec<Overlap>,
+    late: Vec<Late>,
     /// The instance that was stopped from running, and when it went on, in microseconds since 1970.
     thawed: HashMap<u64, u64>,
     events: Vec<Event>,
@@ -297,11 +307,14 @@ impl Target {
         if seen.thawed.get(&instance).is_some_and(|thawed| began > *thawed) {
             let is_it = |event: &&Event| matches!(event.what, What::Stopped(it) if it == instance);
             let until = seen.events.iter().find(is_it).expect("it was stopped").until;
-            let is_others = |it: &Success| it.number == number && it.instance != instance && it.at <= until;
-            if seen.successes.get(group).is_some_and(|all| all.iter().any(is_others)) {
-                seen.violations
-                    .push(format!("{group}#{number} was done by others while {instance} was stopped"));
-            }
+            let is_others = |it: &&Success| it.number == number && it.instance != instance && it.at <= until;
+            let all = seen.successes.get(group).map_or(&[][..], Vec::as_slice);
+            seen.late.extend(all.iter().filter(is_others).map(|it| Late {
+                what: format!("{group}#{number} was done by {} while {instance} was stopped", it.instance),
+                doer: it.instance,
+                done: it.at,
+                at,
+            }));
         }
         let key = (instance, group.to_owned());
         if let Some(other) = seen.under_way.insert(key.clone(), number) {
@@ -539,6 +552,12 @@ fn check(target: &Target, next: &[u64], plan: &Plan) {
     {
         violations.push(format!("{:?}: {count} delivered again, more than was in hand", event.what));
     }
+    // Who did it may have been killed before the broker knew, or the broker before it had written that down: then it was delivered anew.
+    let is_anew = |late: &&Late| {
+        let mut before = seen.events.iter().filter(|it| it.from <= late.at);
+        before.any(|it| !matches!(it.what, What::Stopped(_)) && it.explains(late.done, &[late.doer], plan))
+    };
+    violations.extend(seen.late.iter().filter(|late| !is_anew(late)).map(|late| late.what.clone()));
     let unexplained = seen.overlaps.iter().filter(|it| explanation(it.at, &it.instances).is_none());
     violations.extend(unexplained.map(|it| format!("calls of a group in two places: {}", it.what)));
     let told = seen.events.iter().zip(&copies).map(|(event, count)| {
