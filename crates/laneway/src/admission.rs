@@ -385,6 +385,20 @@ impl Appetite {
     }
 }
 
+/// Places of the engine that came free, of which nobody has been told: up to so many were ever given back, if they are counted.
+#[must_use = "somebody may wait for them"]
+#[derive(Debug)]
+pub(crate) struct Freed(Option<u64>);
+
+impl Freed {
+    /// Wakes those who wait for places. Wakers are the user's code, and run here.
+    pub(crate) fn tell(self, bound: &EngineBound) {
+        if let Some(released) = self.0 {
+            bound.room.made(released);
+        }
+    }
+}
+
 /// The bound on the whole engine. Counted only when it can be reached before those of the dispatchers are.
 #[derive(Debug)]
 pub(crate) struct EngineBound {
@@ -403,7 +417,8 @@ impl EngineBound {
         EngineBound {
             counting: AtomicUsize::new(0),
             capacity: capacity as u64,
-            reserve: reserve as u64,
+            // Some write "without a bound" as the greatest number there is.
+            reserve: (reserve as u64).min(u64::MAX - capacity as u64),
             accepted: Padded(AtomicU64::new(0)),
             released: Padded(AtomicU64::new(0)),
             room: Arc::new(Room::new()),
@@ -439,12 +454,10 @@ impl EngineBound {
     }
 
     /// Gives places back, if they are counted. Called under the lanes lock under which the messages have left, so that none is
-    /// missed or given back twice when the counting begins.
-    pub(crate) fn release(&self, places: u64) {
-        if places > 0 && self.is_counting() {
-            let released = self.released.fetch_add(places, Ordering::AcqRel) + places;
-            self.room.made(released);
-        }
+    /// missed or given back twice when the counting begins. Whoever waits for them is told by [`Freed::tell`], when the lock is not held any more.
+    pub(crate) fn release(&self, places: u64) -> Freed {
+        let counts = places > 0 && self.is_counting();
+        Freed(counts.then(|| self.released.fetch_add(places, Ordering::AcqRel) + places))
     }
 
     pub(crate) fn released(&self) -> u64 {

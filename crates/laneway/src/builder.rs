@@ -316,7 +316,12 @@ where
             #[cfg(feature = "tokio")]
             Some(HandlerKind::Async(handler)) => {
                 match self.runtime.take().or_else(|| tokio::runtime::Handle::try_current().ok()) {
-                    Some(runtime) => Spawn::Slots(handler, runtime),
+                    Some(runtime) => {
+                        if !keeps_time(&runtime) {
+                            problems.push(Problem::RuntimeWithoutTimers);
+                        }
+                        Spawn::Slots(handler, runtime)
+                    }
                     None => {
                         problems.push(Problem::NoRuntime);
                         Spawn::Simulated
@@ -334,12 +339,9 @@ where
             _ => Clock::real(),
         };
         let shared = self.assemble(clock, spawn, SeedableRandomState::random());
-        // From here on a failure has to stop the workers that were started: the engine's drop does.
-        let engine = Engine { handle: Handle { shared }, shut_down: false };
-        for seat in &engine.handle.shared.layout.load().seats {
-            start(&engine.handle.shared, seat).map_err(|problem| BuildError { problems: vec![problem] })?;
-        }
-        Ok(engine)
+        let hired = Hired::hire(&shared, &shared.layout.load().seats);
+        hired.map_err(|problem| BuildError { problems: vec![problem] })?.begin();
+        Ok(Engine { handle: Handle { shared }, shut_down: false })
     }
 
     /// What is wrong with the settings and the topology.
@@ -389,7 +391,8 @@ where
         let capacity = self.worker_queue_capacity.unwrap_or(WORKER_QUEUE_CAPACITY.max(2 * widest));
         let limits = Limits {
             capacity: capacity as u64,
-            reserve: self.control_reserve as u64,
+            // Some write "without a bound" as the greatest number there is.
+            reserve: (self.control_reserve as u64).min(u64::MAX - capacity as u64),
             lane: self.lane_capacity,
             lanes: self.lanes_max,
             overflow: self.overflow,
@@ -458,35 +461,71 @@ fn default_topology<K>() -> Topology<K> {
     Topology::partitioned(cores.next_power_of_two(), 1)
 }
 
-/// Starts the worker of a seat.
-pub(crate) fn start<K, M>(shared: &Arc<Shared<K, M>>, seat: &Arc<Seat<K, M>>) -> Result<(), Problem>
+/// Workers that are there and have not begun. If one cannot be had there are none: what was hired is let go without having looked at anything.
+pub(crate) struct Hired(Vec<Box<dyn FnOnce()>>);
+
+impl Hired {
+    /// Finds a worker for each of these seats.
+    pub(crate) fn hire<K, M>(shared: &Arc<Shared<K, M>>, seats: &[Arc<Seat<K, M>>]) -> Result<Self, Problem>
+    where
+        K: Clone + Send + Sync + 'static,
+        M: Send + 'static,
+    {
+        seats.iter().map(|seat| hire(shared, seat)).collect::<Result<_, _>>().map(Hired)
+    }
+
+    pub(crate) fn begin(self) {
+        self.0.into_iter().for_each(|begin| begin());
+    }
+}
+
+/// Finds a worker for a seat. It begins when what comes back is called, and goes if that is dropped.
+fn hire<K, M>(shared: &Arc<Shared<K, M>>, seat: &Arc<Seat<K, M>>) -> Result<Box<dyn FnOnce()>, Problem>
 where
     K: Clone + Send + Sync + 'static,
     M: Send + 'static,
 {
     match &shared.spawn {
-        Spawn::Simulated => Ok(()),
+        Spawn::Simulated => Ok(Box::new(|| ())),
         #[cfg(feature = "tokio")]
         Spawn::Slots(handler, runtime) => {
-            handler.spawn(runtime, shared.clone(), seat.clone());
-            Ok(())
+            let (handler, runtime) = (handler.clone(), runtime.clone());
+            let (shared, seat) = (shared.clone(), seat.clone());
+            Ok(Box::new(move || handler.spawn(&runtime, shared, seat)))
         }
         Spawn::Threads(handler) => {
             let (shared, seat, handler) = (shared.clone(), seat.clone(), handler.clone());
-            let (kept, name) = (seat.clone(), seat.name.clone());
+            // Systems end a name at a zero, and std refuses one.
+            let name = seat.name.replace('\0', " ");
+            let (begin, told) = std::sync::mpsc::channel::<()>();
             let life = move || {
-                if let Some(callback) = &shared.settings.on_worker_start {
-                    let _ = catch_unwind(AssertUnwindSafe(|| callback(seat.number)));
+                if told.recv().is_ok() {
+                    live(shared, seat, handler);
                 }
-                let sleeper = Sleeper::thread(seat.number, crate::sync::current());
-                let turns = handler.turns();
-                thread::work(Worker::new(shared, seat, sleeper, turns), handler);
             };
             let started = std::thread::Builder::new().name(name).spawn(life);
-            started.map(drop).map_err(|error| {
-                kept.gone.store(true, std::sync::atomic::Ordering::Release);
-                Problem::Thread { error: error.to_string() }
-            })
+            started.map_err(|error| Problem::Thread { error: error.to_string() })?;
+            Ok(Box::new(move || {
+                // It waits for nothing else.
+                let _ = begin.send(());
+            }))
         }
     }
+}
+
+/// The life of a worker's thread.
+fn live<K: Clone, M>(shared: Arc<Shared<K, M>>, seat: Arc<Seat<K, M>>, handler: Arc<dyn RunTurn<K, M>>) {
+    if let Some(callback) = &shared.settings.on_worker_start {
+        let _ = catch_unwind(AssertUnwindSafe(|| callback(seat.number)));
+    }
+    let sleeper = Sleeper::thread(seat.number, crate::sync::current());
+    let turns = handler.turns();
+    thread::work(Worker::new(shared, seat, sleeper, turns), handler);
+}
+
+/// Whether tasks of this runtime may wait for a time. Nothing but the attempt says so, and it panics where they may not.
+#[cfg(feature = "tokio")]
+fn keeps_time(runtime: &tokio::runtime::Handle) -> bool {
+    let _entered = runtime.enter();
+    catch_unwind(|| drop(tokio::time::sleep(Duration::ZERO))).is_ok()
 }

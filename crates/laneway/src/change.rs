@@ -17,7 +17,7 @@ use std::{
 };
 
 use crate::{
-    builder::{Spawn, count_servers, start},
+    builder::{Hired, Spawn, count_servers},
     dispatcher::{Dispatcher, Locked},
     engine::{Handle, Layout, Shared},
     error::{BuildError, ChangeError},
@@ -182,6 +182,9 @@ where
         }
         let (new, fresh) = self.lay_out(old, plan, moves);
         let new = Arc::new(new);
+        // First, since they may not be had: then nothing has changed.
+        let hired = Hired::hire(self, &fresh);
+        let hired = hired.map_err(|problem| ChangeError::Invalid(BuildError { problems: vec![problem] }))?;
         if moves {
             self.move_lanes(old, &new);
         } else {
@@ -189,10 +192,7 @@ where
             self.layout.store(new.clone());
         }
         self.reseat(old, &new, plan);
-        for seat in fresh {
-            start(self, &seat)
-                .map_err(|problem| ChangeError::Invalid(BuildError { problems: vec![problem] }))?;
-        }
+        hired.begin();
         Ok(())
     }
 

@@ -493,7 +493,7 @@ impl<K: Hash, M> Shared<K, M> {
         let offer = dispatcher.offer(arrival, layout.epoch, &self.clock);
         match &offer {
             Offer::Accepted { evicted: None, .. } => {}
-            _ => bound.release(1),
+            _ => bound.release(1).tell(bound),
         }
         offer
     }
@@ -768,11 +768,11 @@ impl<K: Hash, M> Handle<K, M> {
                 let item = lanes.skip_head(fingerprint)?;
                 counted.failed += 1;
                 *released += 1;
-                self.shared.engine_bound.release(1);
-                Some((fingerprint, item, attempts))
+                Some((fingerprint, item, attempts, self.shared.engine_bound.release(1)))
             })
         });
-        let Some((fingerprint, item, attempts)) = skipped.flatten() else { return false };
+        let Some((fingerprint, item, attempts, freed)) = skipped.flatten() else { return false };
+        freed.tell(&self.shared.engine_bound);
         self.shared.unmap(fingerprint, 1);
         let failure = Failure { attempts, note: Some("skipped by an operator".to_owned()) };
         report_failure(self.shared.settings.on_fail.as_ref(), item.message, failure);
@@ -788,11 +788,12 @@ impl<K: Hash, M> Handle<K, M> {
                 let items = lanes.withdraw(fingerprint)?;
                 counted.evicted.withdraw(items.len() as u64);
                 *released += items.len() as u64;
-                self.shared.engine_bound.release(items.len() as u64);
-                Some((fingerprint, items))
+                let freed = self.shared.engine_bound.release(items.len() as u64);
+                Some((fingerprint, items, freed))
             })
         });
-        let (fingerprint, items) = taken??;
+        let (fingerprint, items, freed) = taken??;
+        freed.tell(&self.shared.engine_bound);
         self.shared.unmap(fingerprint, items.len() as u64);
         self.shared.quiet.made_last();
         Some(items.into_iter().map(|item| item.message).collect())
@@ -874,7 +875,10 @@ impl<K, M> Handle<K, M> {
     fn set_paused(&self, name: &str, paused: bool) -> bool {
         let layout = self.shared.layout.load();
         let place = layout.position(name);
-        place.map(|place| layout.dispatchers[place].set_paused(paused)).is_some()
+        let found = place.map(|place| layout.dispatchers[place].set_paused(paused)).is_some();
+        // What is ready there does not count any more.
+        self.shared.quiet.made_last();
+        found
     }
 
     /// Lets a dispatcher start at most so many messages per second from now on, evenly spaced, or as many as it can. False if there is none of

@@ -64,12 +64,13 @@ pub struct BuildError {
 
 impl fmt::Display for BuildError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the engine cannot be built")?;
-        for problem in &self.problems {
-            write!(f, "\n  {problem}")?;
-        }
-        Ok(())
+        write!(f, "the engine cannot be built{}", listed(&self.problems))
     }
+}
+
+/// A line for each.
+fn listed(problems: &[Problem]) -> String {
+    problems.iter().map(|problem| format!("\n  {problem}")).collect()
 }
 
 impl std::error::Error for BuildError {}
@@ -153,7 +154,9 @@ pub enum Problem {
         right: &'static str,
     },
     /// There is nothing to run.
-    #[error("there is no handler: call handle, handle_batch, handle_async or handler")]
+    #[error(
+        "there is no handler: call handle, handle_batch, handle_async, handler, batch_handler or turn_handler"
+    )]
     NoHandler,
     /// The operating system did not give us a thread.
     #[error("a worker thread could not be started: {error}")]
@@ -166,14 +169,17 @@ pub enum Problem {
         "an async handler needs a tokio runtime: build the engine inside one, or pass its handle to `runtime`"
     )]
     NoRuntime,
+    /// Slots wait for retries, and for places in a pace.
+    #[error("the runtime has no timers: build it with `enable_time` or `enable_all`")]
+    RuntimeWithoutTimers,
 }
 
 /// Why a change to a running engine was not made.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChangeError {
-    /// The new topology would not be valid.
-    #[error("{0}")]
+    /// The new topology would not be valid, or a worker that it needs cannot be had.
+    #[error("the topology cannot be changed like this{}", listed(&.0.problems))]
     Invalid(BuildError),
     /// There is no dispatcher or worker of that name.
     #[error("there is no {what} {name:?}: there are {known}")]

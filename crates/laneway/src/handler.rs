@@ -162,7 +162,8 @@ impl<K, M> Batch<'_, K, M> {
 /// something to begin with a key, such as finding its state.
 pub trait TurnHandler<K, M>: Send + Sync + 'static {
     /// Takes messages from `turn` until there is none, at least one. The outcome is that of the last one that it took; all before are done. After any
-    /// other outcome than `Done`, and after a panic, it is called again for the rest of the turn.
+    /// other outcome than `Done`, and after a panic, it is called again for the rest of the turn. What becomes of a call that has asked for none becomes of the first: it
+    /// failed, also if the outcome is `Done`.
     fn handle(&self, context: &Context<'_, K>, turn: &mut Messages<'_, '_, K, M>) -> Outcome;
 }
 
@@ -176,6 +177,8 @@ pub struct Messages<'a, 'b, K, M> {
 /// The message that a turn handler has in its hands.
 #[derive(Default)]
 struct Taken {
+    /// It has asked for one, in this call.
+    was_asked: bool,
     is_open: bool,
     accepted: u64,
     started: u64,
@@ -192,6 +195,7 @@ impl<K, M> Messages<'_, '_, K, M> {
     #[expect(clippy::should_implement_trait, reason = "an iterator cannot lend")]
     #[inline]
     pub fn next(&mut self) -> Option<&mut M> {
+        self.taken.was_asked = true;
         self.complete();
         let accepted = self.run.turn.next()?.accepted_at;
         if self.run.gives_way() {
@@ -199,7 +203,7 @@ impl<K, M> Messages<'_, '_, K, M> {
         }
         let started = self.run.start_time(accepted);
         self.run.tally.started += 1;
-        *self.taken = Taken { is_open: true, accepted, started };
+        *self.taken = Taken { was_asked: true, is_open: true, accepted, started };
         self.run.turn.items.front_mut().map(|item| &mut item.message.body)
     }
 
@@ -544,6 +548,9 @@ impl<K: Clone, M, H: TurnHandler<K, M>> RunTurn<K, M> for Turned<H> {
             let (here, mut taken) = (run.whereabouts(), Taken::default());
             let result = catch_unwind(AssertUnwindSafe(|| self.call(run, &mut taken, &here)));
             let outcome = match result {
+                Ok(Outcome::Done) if !taken.was_asked => {
+                    Outcome::Failed("the handler took no message".into())
+                }
                 // What is left, if anything, was not started.
                 Ok(Outcome::Done) => return Ending::Handled,
                 Ok(outcome) => outcome,
@@ -552,8 +559,12 @@ impl<K: Clone, M, H: TurnHandler<K, M>> RunTurn<K, M> for Turned<H> {
                     Outcome::Failed(panic_text(&*panic))
                 }
             };
-            // Without one in hand it was the drop of a body that was done, and nobody is to blame.
-            if taken.is_open {
+            // Without its attempts the first message would come again for ever.
+            if !taken.was_asked {
+                run.tally.started += 1;
+            }
+            // Asked, and without one in hand, it was the drop of a body that was done, or what comes after all messages: nobody is to blame.
+            if taken.is_open || !taken.was_asked {
                 run.time(taken.accepted, taken.started);
                 if let Some(ending) = run.trouble(outcome, here.note.take()) {
                     return ending;

@@ -20,8 +20,9 @@ pub struct ShutdownReport<K, M> {
 }
 
 impl<K, M> Shared<K, M> {
-    /// Step 1: no more messages.
+    /// Step 1: no more messages. Not while the layout is replaced: dispatchers that come with it have to be closed, too.
     pub(crate) fn close(&self) {
+        let _changing = crate::sync::lock(&self.changing);
         // The flag first, and every way in looks at it: who was refused once is not accepted later by a dispatcher that is still open.
         self.detour.store(true, Ordering::Release);
         self.closed.store(true, Ordering::Release);
@@ -38,10 +39,20 @@ impl<K, M> Shared<K, M> {
         self.wait_until(deadline, || self.is_quiet())
     }
 
+    /// Dispatchers are looked at one after the other, and a handler of one that is still at work may submit to another that was found quiet. So all are looked at
+    /// twice: if nothing was accepted between, all were quiet together at the moment between the two looks.
     pub(crate) fn is_quiet(&self) -> bool {
+        let first = self.quiet_since();
+        first.is_some() && first == self.quiet_since() && self.unmapping.load(Ordering::Acquire) == 0
+    }
+
+    /// What tells this look from another with something between them; none if any dispatcher is not quiet.
+    fn quiet_since(&self) -> Option<(u64, Vec<u64>)> {
+        let moves = self.moves.load(Ordering::Acquire);
         let layout = self.layout.load();
-        let quiet = layout.dispatchers.iter().chain(&layout.retired).all(|dispatcher| dispatcher.is_quiet());
-        quiet && self.unmapping.load(Ordering::Acquire) == 0
+        let dispatchers = layout.dispatchers.iter().chain(&layout.retired);
+        let accepted: Option<Vec<u64>> = dispatchers.map(|dispatcher| dispatcher.quiet_since()).collect();
+        accepted.map(|accepted| (moves, accepted))
     }
 
     /// Step 3: no more turns; those that run give way.
@@ -81,11 +92,8 @@ impl<K, M> Shared<K, M> {
 
     /// All four steps.
     pub(crate) fn shut_down(&self, drain: Duration) -> ShutdownReport<K, M> {
-        {
-            // From here on no change is made, and one that waits gives up. The lock is not held while we wait: operators may still resume what is parked.
-            let _changing = crate::sync::lock(&self.changing);
-            self.close();
-        }
+        // From here on no change is made, and one that waits gives up. Operators may still resume what is parked.
+        self.close();
         self.wait_quiet(Instant::now() + drain.min(FAR_FUTURE));
         self.stop();
         let grace = Instant::now() + self.settings.shutdown_grace.min(FAR_FUTURE);

@@ -391,12 +391,14 @@ impl Snapshot {
         sum
     }
 
-    /// Messages per second, per worker, since an earlier snapshot. A worker that is new since then counts from zero.
+    /// Messages per second, per worker, since an earlier snapshot. A worker that is new since then counts from zero, also one with the name of another that has gone,
+    /// as far as its count tells.
     pub fn rates_since(&self, earlier: &Snapshot) -> Vec<(String, f64)> {
         let seconds = (self.at.saturating_sub(earlier.at)).as_secs_f64().max(f64::EPSILON);
         let before =
             |name: &str| earlier.workers.iter().find(|worker| worker.name == name).map_or(0, |w| w.handled);
-        let rate = |worker: &WorkerStats| (worker.handled - before(&worker.name)) as f64 / seconds;
+        let since = |worker: &WorkerStats| worker.handled.checked_sub(before(&worker.name));
+        let rate = |worker: &WorkerStats| since(worker).unwrap_or(worker.handled) as f64 / seconds;
         self.workers.iter().map(|worker| (worker.name.clone(), rate(worker))).collect()
     }
 }

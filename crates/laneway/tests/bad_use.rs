@@ -5,7 +5,7 @@ mod witness;
 use std::time::Duration;
 
 use laneway::{
-    Backoff, Bound, BuildError, Builder, Engine, Overflow, Problem, Refusal, RetryPolicy, Topology,
+    Backoff, Bound, BuildError, Builder, Engine, Message, Overflow, Problem, Refusal, RetryPolicy, Topology,
 };
 use witness::{DEADLINE, send};
 
@@ -138,9 +138,7 @@ fn no_handler() {
     let error = built.unwrap_err();
     assert_eq!(error, BuildError { problems: vec![Problem::NoHandler] });
     assert!(
-        error
-            .to_string()
-            .ends_with("there is no handler: call handle, handle_batch, handle_async or handler")
+        error.to_string().contains("there is no handler: call handle, handle_batch, handle_async, handler, ")
     );
 }
 
@@ -168,6 +166,91 @@ fn an_async_handler_without_a_runtime() {
     let error = built.unwrap_err().to_string();
     let expected = "an async handler needs a tokio runtime: build the engine inside one, or pass its handle to `runtime`";
     assert_eq!(error, format!("the engine cannot be built\n  {expected}"));
+}
+
+/// Its slots would all have ended at their first retry, and submitters waited for ever.
+#[cfg(feature = "tokio")]
+#[test]
+fn a_runtime_without_timers() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let built = Engine::<u64, u64>::builder().runtime(runtime.handle().clone()).handle_async(|_| async {});
+    let expected = "the runtime has no timers: build it with `enable_time` or `enable_all`";
+    assert_eq!(built.build().unwrap_err().to_string(), format!("the engine cannot be built\n  {expected}"));
+}
+
+#[test]
+fn the_greatest_number_there_is_bounds_nothing() {
+    type Set = fn(Builder<u64, u64>) -> Builder<u64, u64>;
+    let settings: [Set; 5] = [
+        |b| b.ingress_capacity(usize::MAX),
+        |b| b.worker_queue_capacity(usize::MAX),
+        |b| b.lane_capacity(usize::MAX),
+        |b| b.lanes_max(usize::MAX),
+        |b| b.control_reserve(usize::MAX).worker_queue_capacity(10).ingress_capacity(10).lane_capacity(10),
+    ];
+    for set in settings {
+        let engine = set(builder()).build().unwrap();
+        assert!(engine.pause("pool-0"));
+        send(&engine, (0..10).map(|number| (1, number)));
+        for key in 0..2_000 {
+            // Also where events fill the bound: these have the reserve.
+            engine.try_submit(Message::start(key, 0)).unwrap();
+        }
+        assert!(engine.unpause("pool-0") && engine.wait_quiet(DEADLINE));
+        assert_eq!(engine.snapshot().account.done, 2_010);
+    }
+}
+
+/// Systems end the name of a thread at a zero.
+#[test]
+fn a_worker_with_a_zero_in_its_name() {
+    let topology = Topology::builder().dispatcher("d").worker("w\0", ["d"]).build();
+    let engine = builder().topology(topology).build().unwrap();
+    send(&engine, [(1, 1)]);
+    assert!(engine.wait_quiet(DEADLINE));
+}
+
+/// Here there is room for a few hundred threads; see the test after it.
+#[test]
+#[ignore = "the other test runs it as a process with little memory"]
+fn the_process_with_little_memory() {
+    let engine = builder().topology(Topology::pool(1)).build().unwrap();
+    let built = builder().topology(Topology::pool(5_000)).build();
+    let told = built.unwrap_err().to_string();
+    assert!(
+        told.starts_with("the engine cannot be built\n  a worker thread could not be started:"),
+        "{told}"
+    );
+    let more: Vec<_> = (0..5_000).map(|one| (format!("w{one}"), "pool-0".to_owned())).collect();
+    let told = engine.change_workers(&more, &["pool-0/0".to_owned()]).unwrap_err().to_string();
+    assert!(told.contains("a worker thread could not be started:"), "{told}");
+    assert_eq!(engine.snapshot().workers.len(), 1, "nothing has changed");
+    // Once those have gone that were let go again.
+    let begun = std::time::Instant::now();
+    while let Err(error) = engine.add_worker("w0", &["pool-0"]) {
+        assert!(begun.elapsed() < DEADLINE, "the name is free, and there is room again: {error}");
+        std::thread::yield_now();
+    }
+    send(&engine, (0..100).map(|key| (key, 1)));
+    assert!(engine.wait_quiet(DEADLINE));
+    println!("as it should be");
+}
+
+/// It took the whole grace of a shutdown to say that a thread cannot be had, and a change was made that was reported as not made.
+#[cfg(target_os = "linux")]
+#[test]
+fn threads_that_cannot_be_had_change_nothing() {
+    let begun = std::time::Instant::now();
+    let this = std::env::current_exe().unwrap();
+    let run = "ulimit -v 1500000; exec \"$0\" --exact the_process_with_little_memory --ignored --nocapture";
+    let told = std::process::Command::new("sh").arg("-c").arg(run).arg(this).output().unwrap();
+    let said = String::from_utf8_lossy(&told.stdout);
+    assert!(
+        told.status.success() && said.contains("as it should be"),
+        "{said}{}",
+        String::from_utf8_lossy(&told.stderr)
+    );
+    assert!(begun.elapsed() < DEADLINE, "nobody has waited for workers that never were");
 }
 
 #[test]

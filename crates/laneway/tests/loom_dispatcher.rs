@@ -234,6 +234,23 @@ fn a_wake_up_at_another_dispatcher_is_handed_on() {
     });
 }
 
+/// Whoever handles B submits A, which lives at the dispatcher that is looked at first: who waits until all is quiet must not believe that look.
+#[test]
+fn what_a_handler_submits_to_a_dispatcher_that_was_quiet_is_waited_for() {
+    check(|| {
+        let witness = Witness::new();
+        let topology = Topology::assigned([["a"], ["b"]], |key: &u8| if *key == A { "a" } else { "b" });
+        let model = Model::new(engine(&witness, topology));
+        let emits = model.clone();
+        let workers =
+            [hire(&model, 0, &witness, |_| ()), hire(&model, 1, &witness, move |_| accept(&emits, (A, 1)))];
+        accept(&model, (B, 1));
+        assert!(model.handle.wait_quiet(std::time::Duration::MAX));
+        assert_eq!(witness.handled().len(), 2, "both, once all is quiet");
+        drain(&model, workers);
+    });
+}
+
 /// A submitter that waits for room against the worker that makes it, at the bound of the dispatcher.
 #[test]
 fn a_blocked_submitter_does_not_sleep_beside_room() {

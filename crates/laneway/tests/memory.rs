@@ -180,7 +180,8 @@ fn a_batch_in_the_steady_state_allocates_nothing() {
 #[test]
 fn a_message_on_a_slot_allocates_nothing_of_ours() {
     let _alone = alone();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_time().build().unwrap();
     let engine = Engine::builder()
         .topology(Topology::pool(4))
         .runtime(runtime.handle().clone())

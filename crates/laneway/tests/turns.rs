@@ -99,6 +99,49 @@ fn a_turn_has_more_than_one_message_where_they_are_quick() {
     assert!(notes.calls.load(SeqCst) < 4_000, "{} calls", notes.calls.load(SeqCst));
 }
 
+/// Looks for the state of a key before it asks for a message, and does not find it.
+struct Stateless {
+    calls: Arc<AtomicU64>,
+}
+
+impl TurnHandler<u8, u32> for Stateless {
+    fn handle(&self, context: &Context<'_, u8>, _: &mut Messages<'_, '_, u8, u32>) -> Outcome {
+        self.calls.fetch_add(1, SeqCst);
+        match context.key() {
+            1 => std::panic::resume_unwind(Box::new("no state")),
+            2 => Outcome::Retry,
+            _ => Outcome::Done,
+        }
+    }
+}
+
+/// It was called again at once, for ever, without an attempt being counted.
+#[test]
+fn a_call_that_ends_before_it_has_asked_for_a_message_is_an_attempt_at_the_first() {
+    let calls = Arc::new(AtomicU64::new(0));
+    let retry = RetryPolicy { base: Duration::from_micros(10), max_attempts: 2, ..RetryPolicy::default() };
+    let failed = Arc::new(Mutex::new(Vec::new()));
+    let told = failed.clone();
+    let engine = Engine::builder()
+        .topology(Topology::pool(1))
+        .retry(retry)
+        .on_fail(move |message: Message<u8, u32>, failure| {
+            told.lock().unwrap().push((message.key, message.body, failure.attempts));
+        })
+        .turn_handler(Stateless { calls: calls.clone() })
+        .build()
+        .unwrap();
+    for key in 1..=3 {
+        send(&engine, (0..3_u32).map(|body| (key, body)));
+        assert!(engine.wait_quiet(DEADLINE), "key {key}");
+    }
+    let report = engine.shutdown(DEADLINE);
+    assert_eq!((report.account.done, report.account.failed), (0, 9));
+    let expected: Vec<_> = (1..=3).flat_map(|key| (0..3).map(move |body| (key, body, 2))).collect();
+    assert_eq!(*failed.lock().unwrap(), expected, "each after its attempts, in order");
+    assert_eq!(calls.load(SeqCst), 18);
+}
+
 /// Messages that stand for a thousand pieces each, of which they have three at a time.
 struct Pieces {
     left: [AtomicU64; 3],

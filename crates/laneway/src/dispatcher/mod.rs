@@ -515,11 +515,11 @@ impl<K, M> Dispatcher<K, M> {
     ) -> Option<Bound> {
         let depth = inner.lanes.depth(arrival.fingerprint);
         let reserve = if arrival.message.kind.is_control() { self.limits.reserve as usize } else { 0 };
-        if self.limits.lane.is_some_and(|limit| depth.unwrap_or(0) >= limit + reserve) {
+        if self.limits.lane.is_some_and(|limit| depth.unwrap_or(0) >= limit.saturating_add(reserve)) {
             return Some(Bound::Lane);
         }
         let lanes = inner.lanes.lane_count();
-        if depth.is_none() && self.limits.lanes.is_some_and(|limit| lanes >= limit + reserve) {
+        if depth.is_none() && self.limits.lanes.is_some_and(|limit| lanes >= limit.saturating_add(reserve)) {
             return Some(Bound::Lanes);
         }
         (!self.has_room(ingress, arrival.message.kind)).then_some(Bound::Dispatcher)
@@ -617,7 +617,7 @@ impl<K, M> Dispatcher<K, M> {
         inner.released += tally.released();
         let released = inner.released;
         self.released.store(released, Ordering::Release);
-        bound.release(tally.released());
+        let freed = bound.release(tally.released());
         if earlier_timer {
             let keeper = inner.timekeeper.take().map(|(keeper, _)| keeper);
             let keeper = keeper.or_else(|| self.take_sleeper(&mut inner));
@@ -636,6 +636,7 @@ impl<K, M> Dispatcher<K, M> {
         drop(inner);
         wakes.wake();
         hand.drop_spent();
+        freed.tell(bound);
         match tally.released() {
             0 => {}
             // Where messages are slow, each place is worth a wake-up.
@@ -962,7 +963,7 @@ mod tests {
         }
         assert!(!bound.reserve(Kind::Event), "a submitter finds the engine full, ...");
         // ... then messages of another dispatcher leave, and only then it comes to its own.
-        bound.release(1);
+        bound.release(1).tell(&bound);
         let offer = dispatcher.offer_looking(item(1, 3), 0, Some(&bound), &clock);
         assert!(matches!(offer, Offer::Accepted { evicted: None, .. }), "{offer:?}");
         let Offer::Accepted { evicted: Some(evicted), .. } = submit(4) else {
@@ -1149,6 +1150,20 @@ mod tests {
         hand.turn().items.clear();
         hand.end(Ending::Handled, 4);
         dispatcher.settle(hand, &Tally { done: 4, ..Tally::default() }, None, bound, clock);
+    }
+
+    #[test]
+    fn what_waits_behind_a_message_in_a_stream_is_not_taken_for_the_head() {
+        let mut streamer = Streamer::new(4);
+        streamer.offer(1);
+        streamer.dispatcher.claim(&streamer.wants, &mut streamer.hand, &streamer.clock);
+        assert!(streamer.dispatcher.is_streaming());
+        streamer.offer(1);
+        let head = fingerprint(1);
+        let taken = streamer
+            .dispatcher
+            .operate(|lanes, _, _| (lanes.skip_head(head).is_some(), lanes.withdraw(head).is_some()));
+        assert_eq!(taken, (false, false), "its head is in flight");
     }
 
     /// A worker lets messages gather only where it would have nothing to do meanwhile.

@@ -56,9 +56,15 @@ impl<K, M> Dispatcher<K, M> {
 
     /// Whether nothing will happen here any more without somebody's doing.
     pub(crate) fn is_quiet(&self) -> bool {
+        self.quiet_since().is_some()
+    }
+
+    /// If so, how many messages had been accepted until then.
+    pub(crate) fn quiet_since(&self) -> Option<u64> {
         let inner = lock(&self.inner);
         let ingress = self.ingress();
-        inner.lanes.is_quiet() && inner.inbox.is_empty() && ingress.buffer.is_empty()
+        let quiet = inner.lanes.is_quiet() && inner.inbox.is_empty() && ingress.buffer.is_empty();
+        quiet.then_some(ingress.accepted)
     }
 
     pub(crate) fn explain(&self, fingerprint: u64, clock: &Clock) -> Explanation<K>
@@ -113,17 +119,20 @@ impl<K, M> Dispatcher<K, M> {
         let (lanes, counted) = (&inner.lanes, &inner.counted);
         let mut drops = counted.evicted.clone();
         drops.add(&ingress.drops);
+        let (accepted, refusals) = (ingress.accepted, ingress.refusals.clone());
         let ingress_depth = ingress.buffer.len() + inner.inbox.len();
+        // What is copied below takes long for a lock that is taken for every message. Nothing leaves without the other one.
+        drop(ingress);
         let settled = counted.done + counted.failed + drops.total();
         let lock_failures = self.lock_failures.load(Ordering::Relaxed);
         DispatcherStats {
             name: self.name.clone(),
             account: Account {
-                accepted: ingress.accepted,
+                accepted,
                 done: counted.done,
                 failed: counted.failed,
                 dropped: drops.total(),
-                outstanding: ingress.accepted - settled,
+                outstanding: accepted - settled,
             },
             depth: lanes.waiting_messages() - lanes.messages_aside() + ingress_depth,
             ingress_depth,
@@ -145,7 +154,7 @@ impl<K, M> Dispatcher<K, M> {
             enqueued_due_to_busy: lanes.enqueued_due_to_busy,
             max_pending_depth: lanes.max_pending_depth,
             drops,
-            refusals: ingress.refusals.clone(),
+            refusals,
             waiting: counted.waiting.clone(),
             service: counted.service.clone(),
             total: counted.total.clone(),

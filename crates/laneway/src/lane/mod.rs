@@ -58,6 +58,9 @@ use waiting::{NONE, Queue, Waiting};
 /// kilobytes, and a dispatcher that idles between bursts should not pay for growing again.
 const KEEP_WHEN_EMPTY: usize = 1_024;
 
+/// So many timers that nothing waits for any more are not worth a look at all of them.
+const TIMERS_KEPT: usize = 64;
+
 /// As many spare boxes are kept: more than most dispatchers have workers.
 const SPARE_MAX: usize = 64;
 
@@ -272,6 +275,26 @@ impl<K, M> Lanes<K, M> {
         }
     }
 
+    /// Puts a message in front of all that wait. A lane stands in the tier of its most urgent message, also of those that come back.
+    fn put_back(&mut self, id: u32, item: Item<K, M>, evictable: bool) {
+        let tier = item.message.priority.tier();
+        let lane = &mut self.lanes[id as usize];
+        let (lifted, left) = match lane.urgent_left > 0 && tier >= lane.tier {
+            true => (lane.tier, lane.urgent_left + 1),
+            false => (tier, 1),
+        };
+        let relisted = lane.state == State::Ready && !lane.waiting.is_empty() && lifted != lane.tier;
+        if relisted {
+            self.ready.remove(&mut self.lanes, id);
+        }
+        let lane = &mut self.lanes[id as usize];
+        (lane.tier, lane.urgent_left) = (lifted, left);
+        self.waiting.push_front(&mut lane.waiting, id, item, evictable);
+        if relisted {
+            self.ready.push(&mut self.lanes, id);
+        }
+    }
+
     /// Makes a lane, outside the ready list.
     fn create(&mut self, fingerprint: u64, state: State, tier: u8) -> u32 {
         let lane = Lane {
@@ -452,14 +475,9 @@ impl<K, M> Lanes<K, M> {
             parked_alone = turn.items.pop_front();
         }
         while let Some(item) = turn.items.pop_back() {
-            // A lane stands in the tier of its most urgent message, also of those that come back.
-            let tier = item.message.priority.tier();
-            match lane.urgent_left > 0 && tier >= lane.tier {
-                true => lane.urgent_left += 1,
-                false => (lane.tier, lane.urgent_left) = (tier, 1),
-            }
-            self.waiting.push_front(&mut lane.waiting, id, item, false);
+            self.put_back(id, item, false);
         }
+        let lane = &mut self.lanes[id as usize];
         if let Some(item) = parked_alone {
             let extra = lane.extra.get_or_insert_default();
             self.waiting.push_back(&mut extra.aside, id, item, false);
@@ -533,12 +551,25 @@ impl<K, M> Lanes<K, M> {
     }
 
     fn defer(&mut self, id: u32, until: u64) -> bool {
+        self.forget_stale_timers();
         self.stamp = self.stamp.wrapping_add(1);
         let earlier = self.timers.peek().is_none_or(|Reverse((first, ..))| until < *first);
         self.timers.push(Reverse((until, id, self.stamp)));
         self.lanes[id as usize].state = State::Deferred { until, stamp: self.stamp };
         self.deferred += 1;
         earlier
+    }
+
+    /// Lanes that were resumed or skipped leave their timers behind, until they are due. Not more of them than there are lanes that wait.
+    fn forget_stale_timers(&mut self) {
+        if self.timers.len() <= 2 * self.deferred + TIMERS_KEPT {
+            return;
+        }
+        let lanes = &self.lanes;
+        self.timers.retain(|Reverse((until, id, stamp))| {
+            let state = State::Deferred { until: *until, stamp: *stamp };
+            lanes.get(*id as usize).is_some_and(|lane| lane.state == state)
+        });
     }
 
     fn park_now(&mut self, id: u32, now: u64) {

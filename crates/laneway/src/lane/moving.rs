@@ -150,7 +150,7 @@ impl<K, M> Lanes<K, M> {
         let tried = usize::from(attempts > 0 || matches!(state, State::Deferred { .. }));
         for (place, item) in waiting.into_iter().enumerate().rev() {
             let evictable = place >= tried && !item.message.kind.is_control();
-            self.waiting.push_front(&mut self.lanes[id as usize].waiting, id, item, evictable);
+            self.put_back(id, item, evictable);
         }
         if state == State::Arriving {
             return;
@@ -169,5 +169,79 @@ impl<K, M> Lanes<K, M> {
             }
             _ => self.rest_or_park(id, asked_to_park, now),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Turn;
+    use super::*;
+    use crate::message::{Message, Priority};
+
+    fn item(key: u64, priority: Priority) -> Item<u64, ()> {
+        Item { fingerprint: key, accepted_at: 0, message: Message::new(key, ()).priority(priority) }
+    }
+
+    /// The keys of the lanes that would run, in their order, one message at a time.
+    fn order(lanes: &mut Lanes<u64, ()>) -> Vec<u64> {
+        let mut turn = Turn::new();
+        let next = || {
+            let claimed = lanes.claim(0, 1, 0, &mut turn, None);
+            claimed.then(|| {
+                turn.items.clear();
+                lanes.settle(&mut turn, 0);
+                turn.fingerprint
+            })
+        };
+        std::iter::from_fn(next).collect()
+    }
+
+    #[test]
+    fn a_lane_that_moves_keeps_the_tier_of_its_most_urgent_message() {
+        let (mut from, mut to) = (Lanes::new(false), Lanes::new(false));
+        from.admit(item(1, Priority::Normal));
+        from.admit(item(1, Priority::Urgent));
+        from.admit(item(1, Priority::Normal));
+        to.admit(item(2, Priority::Normal));
+        to.admit(item(2, Priority::Normal));
+        for parcel in from.move_out(0, &mut |_, _| 1) {
+            to.arrive(parcel, 0);
+        }
+        assert_eq!(
+            order(&mut to),
+            [1, 1, 2, 1, 2],
+            "before the others until the urgent one has been handled"
+        );
+    }
+
+    #[test]
+    fn what_came_for_a_lane_on_its_way_counts_among_what_it_brings() {
+        let (mut from, mut to) = (Lanes::new(false), Lanes::new(false));
+        let mut turn = Turn::new();
+        from.admit(item(1, Priority::Normal));
+        from.admit(item(1, Priority::Normal));
+        assert!(from.claim(0, 2, 0, &mut turn, None));
+        for parcel in from.move_out(0, &mut |_, _| 1) {
+            to.arrive(parcel, 0);
+        }
+        to.admit(item(1, Priority::Urgent));
+        to.admit(item(2, Priority::Normal));
+        // Neither was begun.
+        to.arrive(from.settle(&mut turn, 0).parcel.expect("it moves"), 0);
+        assert_eq!(order(&mut to), [1, 1, 1, 2]);
+    }
+
+    #[test]
+    fn timers_that_nothing_waits_for_are_forgotten() {
+        let mut lanes = Lanes::new(false);
+        let mut turn = Turn::new();
+        lanes.admit(item(1, Priority::Normal));
+        for _ in 0..10_000 {
+            assert!(lanes.claim(0, 1, 0, &mut turn, None));
+            turn.ending = Ending::Defer { until: 3_600, attempts: 1, was_begun: true, note: None };
+            lanes.settle(&mut turn, 0);
+            assert!(lanes.resume(1), "an operator lets it go on");
+        }
+        assert!(lanes.timers.len() < 100, "{} timers", lanes.timers.len());
     }
 }

@@ -55,14 +55,16 @@ impl<K, M> Lanes<K, M> {
         self.aside -= items.len();
         let any = !items.is_empty();
         while let Some(item) = items.pop() {
-            self.waiting.push_front(&mut lane.waiting, id, item, false);
-            lane.urgent_left += u32::from(lane.urgent_left > 0);
+            self.put_back(id, item, false);
         }
         any
     }
 
     /// Takes the head of a lane out, unless it is in flight. A lane that stood in front of it stays as it was.
     pub(crate) fn skip_head(&mut self, fingerprint: u64) -> Option<Item<K, M>> {
+        if self.is_in_stream(fingerprint) {
+            return None;
+        }
         let &id = self.table.get(&fingerprint)?;
         let lane = &mut self.lanes[id as usize];
         if matches!(lane.state, State::Running { .. } | State::Arriving) {
@@ -89,7 +91,7 @@ impl<K, M> Lanes<K, M> {
 
     /// Takes all messages of a lane out, oldest first, unless one is in flight.
     pub(crate) fn withdraw(&mut self, fingerprint: u64) -> Option<Vec<Item<K, M>>> {
-        if self.streaming > 0 && self.stream_keys.contains(&fingerprint) {
+        if self.is_in_stream(fingerprint) {
             return None;
         }
         let Some(&id) = self.table.get(&fingerprint) else { return Some(Vec::new()) };

@@ -82,6 +82,11 @@ impl<K, M> Lanes<K, M> {
         self.stream_keys.len()
     }
 
+    /// Whether the head of this key may be in a stream, which has no lane for it.
+    pub(super) fn is_in_stream(&self, fingerprint: u64) -> bool {
+        self.streaming > 0 && self.stream_keys.contains(&fingerprint)
+    }
+
     pub(crate) fn is_streaming(&self) -> bool {
         self.streaming > 0
     }
@@ -136,9 +141,8 @@ impl<K, M> Lanes<K, M> {
             Some(&id) => id,
             None => self.create(fingerprint, State::Aside, tier),
         };
-        let lane = &mut self.lanes[id as usize];
-        self.waiting.push_front(&mut lane.waiting, id, item, false);
-        if lane.state == State::Aside {
+        self.put_back(id, item, false);
+        if self.lanes[id as usize].state == State::Aside {
             self.make_ready(id);
         }
     }
