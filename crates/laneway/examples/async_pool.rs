@@ -64,8 +64,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     }
 
-    // Waiting for the end blocks, so it gets a thread of its own.
-    let report = tokio::task::spawn_blocking(move || engine.shutdown(Duration::from_secs(30))).await?;
+    let report = engine.shutdown_async(Duration::from_secs(30)).await;
     let took = began.elapsed();
     println!("{}", report.account);
     println!(

@@ -156,7 +156,8 @@ where
         self
     }
 
-    /// What happens at every full bound. Default [`Overflow::Block`].
+    /// What happens at every full bound. Default [`Overflow::Block`]. Of [`Overflow::DropOldest`] the bound on the number of lanes makes [`Overflow::Reject`]: it is no
+    /// message that would have to make room there.
     pub fn overflow(mut self, overflow: Overflow) -> Self {
         self.overflow = [overflow; 4];
         // The oldest message makes room for a message, not for a lane.
@@ -282,6 +283,7 @@ where
     ///     })
     ///     .build()?;
     /// engine.submit_async((7, "created".to_owned())).await?;
+    /// engine.shutdown_async(std::time::Duration::from_secs(5)).await;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// # }).unwrap();
     /// ```

@@ -934,7 +934,7 @@ impl<K, M> Handle<K, M> {
 
 /// A running engine: it owns its workers. [`Handle`]s made from it submit and operate from anywhere.
 ///
-/// Dropping it is a [`shutdown`](Engine::shutdown) with no time to drain.
+/// Dropping it is a [`shutdown`](Engine::shutdown) with no time to drain. Async handlers are not waited for: the thread that drops the engine may be the one that they need.
 ///
 /// ```
 /// use laneway::Engine;
@@ -973,16 +973,44 @@ impl<K, M> Engine<K, M> {
     }
 
     /// Closes, drains for at most `drain`, waits for what is in flight, and gives back what was not started.
+    ///
+    /// It blocks its thread. Where handlers are async, that may be the one that they need: use `shutdown_async` there.
     pub fn shutdown(mut self, drain: Duration) -> ShutdownReport<K, M> {
         self.shut_down = true;
         self.handle.shared.shut_down(drain)
+    }
+
+    /// The same for async code. Dropping the future gives up waiting, as dropping the engine does.
+    ///
+    /// ```
+    /// use laneway::{Delivery, Engine, Topology};
+    /// use std::time::Duration;
+    /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+    /// let engine = Engine::builder()
+    ///     .topology(Topology::pool(100))
+    ///     .handle_async(|delivery: Delivery<u64, &str>| async move {
+    ///         tokio::time::sleep(Duration::from_millis(1)).await;
+    ///         println!("{}: {}", delivery.key(), *delivery);
+    ///     })
+    ///     .build()?;
+    /// engine.submit_async((7, "created")).await?;
+    /// let report = engine.shutdown_async(Duration::from_secs(5)).await;
+    /// assert_eq!(report.account.done, 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// ```
+    #[cfg(feature = "tokio")]
+    pub async fn shutdown_async(mut self, drain: Duration) -> ShutdownReport<K, M> {
+        let report = self.handle.shared.shut_down_async(drain).await;
+        self.shut_down = true;
+        report
     }
 }
 
 impl<K, M> Drop for Engine<K, M> {
     fn drop(&mut self) {
         if !self.shut_down {
-            drop(self.handle.shared.shut_down(Duration::ZERO));
+            self.handle.shared.let_go();
         }
     }
 }

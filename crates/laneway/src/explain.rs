@@ -106,7 +106,9 @@ impl<K: fmt::Debug> fmt::Display for Explanation<K> {
             }
             Reason::Running { since, worker } => write!(f, "running on worker {worker} for {since:?}")?,
             Reason::NoWorkerFree { holders, ready_lanes } => {
-                write!(f, "waiting for a free worker, {ready_lanes} lanes ready; busy with")?;
+                write!(f, "waiting for a free worker, {ready_lanes} lanes ready")?;
+                let busy = if holders.is_empty() { "; nobody else is at work here" } else { "; busy with" };
+                f.write_str(busy)?;
                 for holder in holders {
                     match &holder.key {
                         Some(key) => write!(f, " {key:?} (worker {})", holder.worker)?,

@@ -1,11 +1,13 @@
 //! The end, in numbered steps. `docs/design/shutdown.md` says why these and in this order.
 
+#[cfg(feature = "tokio")]
+use std::task::Poll;
 use std::{
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
-use crate::{engine::Shared, message::Message, stats::Account, worker::Seat};
+use crate::{builder::Spawn, engine::Shared, message::Message, stats::Account, worker::Seat};
 
 /// What a shutdown leaves.
 #[derive(Debug)]
@@ -97,10 +99,63 @@ impl<K, M> Shared<K, M> {
         self.wait_quiet(Instant::now() + drain.min(FAR_FUTURE));
         self.stop();
         let grace = Instant::now() + self.settings.shutdown_grace.min(FAR_FUTURE);
-        let layout = self.layout.load_full();
-        let gone = |seat: &Arc<Seat<K, M>>| seat.gone.load(Ordering::Acquire);
-        self.wait_until(grace, || layout.seats.iter().chain(&layout.leaving).all(gone));
+        self.wait_until(grace, || self.is_deserted());
         self.give_back()
+    }
+
+    /// Whether all workers have gone.
+    fn is_deserted(&self) -> bool {
+        let layout = self.layout.load();
+        let gone = |seat: &Arc<Seat<K, M>>| seat.gone.load(Ordering::Acquire);
+        layout.seats.iter().chain(&layout.leaving).all(gone)
+    }
+
+    /// What the drop of an engine does: all steps without time to drain. Slots are not waited for, because the thread that drops the engine may be the one that they
+    /// need to go; each goes when its handler has ended.
+    pub(crate) fn let_go(&self) {
+        match &self.spawn {
+            #[cfg(feature = "tokio")]
+            Spawn::Slots(..) => {
+                self.close();
+                self.stop();
+                drop(self.give_back());
+            }
+            _ => drop(self.shut_down(Duration::ZERO)),
+        }
+    }
+}
+
+/// The same, waited for by a task.
+#[cfg(feature = "tokio")]
+impl<K, M> Shared<K, M> {
+    /// All four steps.
+    pub(crate) async fn shut_down_async(&self, drain: Duration) -> ShutdownReport<K, M> {
+        self.close();
+        self.until(drain, || self.is_quiet()).await;
+        self.stop();
+        self.until(self.settings.shutdown_grace, || self.is_deserted()).await;
+        self.give_back()
+    }
+
+    async fn until(&self, limit: Duration, mut reached: impl FnMut() -> bool) {
+        let mut place = None;
+        let reached = std::future::poll_fn(|context| {
+            loop {
+                let mut entered = self.quiet.enter(0);
+                let announced = entered.wait_async(context.waker());
+                // Looked at behind the entry, as by a thread that waits.
+                if reached() {
+                    return Poll::Ready(());
+                }
+                place = Some(entered);
+                if !announced {
+                    return Poll::Pending;
+                }
+            }
+        });
+        // The time that is up, and the last look, are the caller's matter.
+        let _ = tokio::time::timeout(limit.min(FAR_FUTURE), reached).await;
+        drop(place);
     }
 }
 

@@ -851,3 +851,49 @@ fn a_submission_that_gives_up_leaves_nothing_behind() {
     assert_eq!(answer, Poll::Ready(Ok(Admission::Accepted)));
     assert!(engine.wait_quiet(DEADLINE));
 }
+
+// ── the end, on a runtime with one thread ──────────────────────────────────────────────────────────────────────────
+
+/// What ran while the only thread of the runtime was asked to end the engine.
+#[test]
+fn an_engine_ends_on_the_only_thread_of_its_runtime() {
+    let begun = Instant::now();
+    let runtime = RuntimeBuilder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(async {
+        let waits = |delivery: Delivery<u64, u64>| async move {
+            // paced: the handler is at work when the end begins
+            tokio::time::sleep(Duration::from_millis(*delivery)).await;
+        };
+        let build = || Engine::builder().topology(Topology::pool(4)).handle_async(waits).build().unwrap();
+        let engine = build();
+        for key in 0..100 {
+            engine.submit_async((key, 1)).await.unwrap();
+        }
+        let report = engine.shutdown_async(DEADLINE).await;
+        assert_eq!((report.account.done, report.still_running, report.returned.len()), (100, 0, 0));
+        let engine = build();
+        (0..10).for_each(|key| assert!(engine.try_submit((key, 20)).is_ok()));
+        tokio::task::yield_now().await;
+        let report = engine.shutdown_async(Duration::ZERO).await;
+        let account = report.account;
+        assert_eq!(
+            (account.done as usize + report.returned.len(), report.still_running),
+            (10, 0),
+            "{account}"
+        );
+        assert!(!report.returned.is_empty(), "no time to drain, but what runs is waited for");
+        // Neither waits for slots that this very thread would have to run.
+        let engine = build();
+        (0..10).for_each(|key| assert!(engine.try_submit((key, 20)).is_ok()));
+        tokio::task::yield_now().await;
+        let given_up = tokio::time::timeout(Duration::from_millis(1), engine.shutdown_async(DEADLINE)).await;
+        assert!(given_up.is_err());
+        let engine = build();
+        let handle = engine.handle();
+        (0..10).for_each(|key| assert!(handle.try_submit((key, 20)).is_ok()));
+        tokio::task::yield_now().await;
+        drop(engine);
+        assert!(handle.submit((1, 1)).is_err(), "it is closed");
+    });
+    assert!(begun.elapsed() < DEADLINE, "nobody has waited for a grace to be over");
+}

@@ -515,9 +515,8 @@ impl Worker {
             self.shared.trouble("the last read did not end in time");
         }
         if let Some(engine) = self.engine.take() {
-            // It blocks until the handlers have finished.
-            let report = tokio::task::spawn_blocking(move || engine.shutdown(Duration::ZERO)).await;
-            drop(report);
+            // What it has not begun goes back with all that we hold.
+            drop(engine.shutdown_async(Duration::ZERO).await);
         }
         let (flushed, flush) = tokio::sync::oneshot::channel();
         let settled = async {
