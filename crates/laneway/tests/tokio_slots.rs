@@ -861,8 +861,7 @@ fn an_engine_ends_on_the_only_thread_of_its_runtime() {
     let runtime = RuntimeBuilder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
         let waits = |delivery: Delivery<u64, u64>| async move {
-            // paced: the handler is at work when the end begins
-            tokio::time::sleep(Duration::from_millis(*delivery)).await;
+            tokio::time::sleep(Duration::from_millis(*delivery)).await; // paced: at work when the end begins
         };
         let build = || Engine::builder().topology(Topology::pool(4)).handle_async(waits).build().unwrap();
         let engine = build();
