@@ -235,7 +235,7 @@ impl<K, M> Messages<'_, '_, K, M> {
         self.taken.accepted = self.taken.started.saturating_sub(nanos(waited)).max(1);
     }
 
-    /// The message in hand is not done: it goes to the back of its lane, as if it had just been submitted, and the lane behind the others that are ready.
+    /// The message in hand is not done: it goes to the back of its lane, as if it had just been submitted, and the lane waits for its next turn as after any other.
     pub fn again(&mut self) {
         if std::mem::take(&mut self.taken.is_open) {
             self.run.time(self.taken.accepted, self.taken.started);

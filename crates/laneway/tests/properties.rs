@@ -1,7 +1,7 @@
 //! The engine against a naive model of it: random programs, and exactly the same results.
 //!
 //! While its one dispatcher is paused nothing runs, so what an engine does with a program of submissions, parkings, resumptions and skips is determined.
-//! Then it runs until it is quiet, one message per turn, which with one worker is determined as well: lanes take turns in the order in which they
+//! Then it runs until it is quiet, one message per turn, which with one worker is determined as well: lanes take turns in rounds, in the order in which they
 //! became ready. The model does the same with a plain list per key, in a few dozen lines that anybody can check, and both must agree on
 //! every answer, every dropped message, and the order of everything that was handled.
 
@@ -69,6 +69,8 @@ struct Lane {
     waiting: VecDeque<Waiting>,
     aside: VecDeque<Waiting>,
     parked: bool,
+    /// In which round it had its last turn, or was made.
+    served: u32,
 }
 
 impl Lane {
@@ -82,8 +84,10 @@ impl Lane {
 struct Model {
     settings: Settings,
     lanes: BTreeMap<u64, Lane>,
-    /// Lanes that could run, in turn.
+    /// Lanes that could run: in this round, and in the next.
     ready: VecDeque<u64>,
+    next: VecDeque<u64>,
+    round: u32,
     handled: Vec<Id>,
     failed: Vec<Id>,
     dropped: Vec<(Id, Dropped)>,
@@ -91,8 +95,31 @@ struct Model {
 
 impl Model {
     fn new(settings: Settings) -> Self {
-        let (lanes, ready) = (BTreeMap::new(), VecDeque::new());
-        Model { settings, lanes, ready, handled: Vec::new(), failed: Vec::new(), dropped: Vec::new() }
+        let (lanes, ready, next) = (BTreeMap::new(), VecDeque::new(), VecDeque::new());
+        let (handled, failed, dropped) = (Vec::new(), Vec::new(), Vec::new());
+        Model { settings, lanes, ready, next, round: 0, handled, failed, dropped }
+    }
+
+    /// Who has not had its turn in this round, and was there when it began, has it still.
+    fn make_ready(&mut self, key: u64) {
+        if self.ready.contains(&key) || self.next.contains(&key) {
+            return;
+        }
+        let is_behind = self.lanes[&key].served < self.round;
+        if is_behind { &mut self.ready } else { &mut self.next }.push_back(key);
+    }
+
+    fn not_ready(&mut self, key: u64) {
+        self.ready.retain(|ready| *ready != key);
+        self.next.retain(|ready| *ready != key);
+    }
+
+    fn pop_ready(&mut self) -> Option<u64> {
+        if self.ready.is_empty() && !self.next.is_empty() {
+            std::mem::swap(&mut self.ready, &mut self.next);
+            self.round += 1;
+        }
+        self.ready.pop_front()
     }
 
     fn outstanding(&self) -> usize {
@@ -129,10 +156,11 @@ impl Model {
                 _ => return Err(Refusal::Full(bound)),
             }
         }
-        let lane = self.lanes.entry(key).or_default();
+        let fresh = Lane { served: self.round, ..Lane::default() };
+        let lane = self.lanes.entry(key).or_insert(fresh);
         lane.waiting.push_back(Waiting { number, evictable: !kind.is_control() });
-        if !lane.parked && !self.ready.contains(&key) {
-            self.ready.push_back(key);
+        if !lane.parked {
+            self.make_ready(key);
         }
         Ok(Admission::Accepted)
     }
@@ -150,17 +178,17 @@ impl Model {
     fn tidy(&mut self, key: u64) {
         let lane = &self.lanes[&key];
         if lane.waiting.is_empty() {
-            self.ready.retain(|ready| *ready != key);
             if lane.aside.is_empty() {
                 self.lanes.remove(&key);
             }
+            self.not_ready(key);
         }
     }
 
     fn park(&mut self, key: u64) -> bool {
         let Some(lane) = self.lanes.get_mut(&key) else { return false };
         lane.parked = true;
-        self.ready.retain(|ready| *ready != key);
+        self.not_ready(key);
         true
     }
 
@@ -171,9 +199,7 @@ impl Model {
             lane.waiting.push_front(waiting);
         }
         let unparked = std::mem::take(&mut lane.parked);
-        if !self.ready.contains(&key) {
-            self.ready.push_back(key);
-        }
+        self.make_ready(key);
         returned || unparked
     }
 
@@ -187,8 +213,9 @@ impl Model {
 
     /// Runs until nothing can.
     fn run(&mut self) {
-        while let Some(key) = self.ready.pop_front() {
+        while let Some(key) = self.pop_ready() {
             let lane = self.lanes.get_mut(&key).expect("a ready lane exists");
+            lane.served = self.round;
             let message = lane.waiting.pop_front().expect("and has a message");
             let started = Waiting { evictable: false, ..message };
             self.handled.push((key, message.number));
@@ -203,7 +230,7 @@ impl Model {
                 _ => {}
             }
             if !lane.waiting.is_empty() {
-                self.ready.push_back(key);
+                self.make_ready(key);
             }
             self.tidy(key);
         }

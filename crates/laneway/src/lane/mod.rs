@@ -96,7 +96,11 @@ struct Lane<K> {
     attempts: u32,
     /// While more than zero, the lane stands in a higher tier for the sake of the message that many places from the front.
     urgent_left: u32,
+    /// When its last turn began, by the clock of rounds (`ready.rs`).
+    served: u32,
     tier: u8,
+    /// In which of the lists of its tier it is, while it is in one.
+    list: u8,
     extra: Option<Box<Extra<K>>>,
 }
 
@@ -306,7 +310,9 @@ impl<K, M> Lanes<K, M> {
             next: NONE,
             attempts: 0,
             urgent_left: 0,
+            served: self.ready.clock(),
             tier,
+            list: 0,
             extra: None,
         };
         let id = match self.free {

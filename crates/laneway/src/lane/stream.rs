@@ -107,7 +107,7 @@ impl<K, M> Lanes<K, M> {
             return self.ready.pop(&mut self.lanes);
         }
         let id = self.ready_beside_stream()?;
-        self.ready.remove(&mut self.lanes, id);
+        self.ready.take(&mut self.lanes, id);
         Some(id)
     }
 
