@@ -268,7 +268,7 @@ where
         let added = new.dispatchers.iter().filter(|dispatcher| old.position(&dispatcher.name).is_none());
         let mut added: Vec<_> =
             added.map(|dispatcher| (dispatcher.name.clone(), dispatcher.lock_for_change())).collect();
-        self.moves.fetch_add(1, Ordering::AcqRel);
+        self.moves.begin();
         self.detour.store(true, Ordering::Release);
         let mut parcels = Vec::new();
         for (place, dispatcher) in old.dispatchers.iter().enumerate() {
@@ -298,6 +298,7 @@ where
             locked.iter().chain(added.iter().map(|(_, dispatcher)| dispatcher)),
         );
         self.layout.store(new.clone());
+        self.moves.end();
     }
 
     /// Begins to count against the engine's bound, if the dispatchers' own no longer keep it.

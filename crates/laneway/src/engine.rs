@@ -35,7 +35,7 @@ use crate::{
     placement::{Among, ByHash, LooksAt, Placement},
     shutdown::ShutdownReport,
     stats::{Account, DispatcherStats, Snapshot},
-    sync::{Mutex, lock},
+    sync::{AtomicU64, Mutex, lock, yield_now},
     topology::pace_interval,
     worker::{Backoff, Inside, Seat, WaitStrategy},
 };
@@ -92,7 +92,7 @@ impl Past {
 
 impl<K, M> Layout<K, M> {
     /// The sum over all dispatchers that are or were.
-    pub(crate) fn total(&self, dispatchers: &[DispatcherStats]) -> Past {
+    fn total(&self, dispatchers: &[DispatcherStats]) -> Past {
         let mut total = self.past.clone();
         dispatchers.iter().for_each(|stats| total.add(stats));
         self.retired.iter().for_each(|dispatcher| total.add(&dispatcher.stats()));
@@ -101,6 +101,35 @@ impl<K, M> Layout<K, M> {
 
     pub(crate) fn position(&self, name: &str) -> Option<usize> {
         self.dispatchers.iter().position(|dispatcher| dispatcher.name == name)
+    }
+}
+
+/// Moves of lanes between dispatchers. Who looks at one dispatcher after the other has seen every message once if all moves that have begun by the end had ended before the beginning.
+pub(crate) struct Moves {
+    begun: AtomicU64,
+    ended: AtomicU64,
+}
+
+impl Moves {
+    pub(crate) fn new() -> Self {
+        Moves { begun: AtomicU64::new(0), ended: AtomicU64::new(0) }
+    }
+
+    /// Called under the lock of the dispatcher that a lane leaves, so whoever finds it gone sees this, too.
+    pub(crate) fn begin(&self) {
+        self.begun.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn end(&self) {
+        self.ended.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn begun(&self) -> u64 {
+        self.begun.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn ended(&self) -> u64 {
+        self.ended.load(Ordering::Acquire)
     }
 }
 
@@ -169,8 +198,8 @@ pub(crate) struct Shared<K, M> {
     pub(crate) give_way: AtomicBool,
     /// Workers that have settled messages and not yet told the mappings. The engine is not quiet before they have.
     pub(crate) unmapping: AtomicUsize,
-    /// How often lanes have moved to another dispatcher: with a change, or behind it when a turn had ended. Raised before they are there.
-    pub(crate) moves: crate::sync::AtomicU64,
+    /// How often lanes have moved to another dispatcher: with a change, or behind it when a turn had ended.
+    pub(crate) moves: Moves,
     /// Where those wait who want to know that the engine is quiet, or that workers have gone.
     pub(crate) quiet: Arc<Room>,
     /// Held by a change of the topology from its beginning to its end: there is one at a time. No handler asks for it, because a change may wait for handlers.
@@ -245,7 +274,7 @@ impl<K, M> Shared<K, M> {
             detour: crate::sync::AtomicBool::new(false),
             give_way: AtomicBool::new(false),
             unmapping: AtomicUsize::new(0),
-            moves: crate::sync::AtomicU64::new(0),
+            moves: Moves::new(),
             quiet: Arc::new(Room::new()),
             changes: Mutex::new(()),
             changing: Mutex::new(()),
@@ -278,23 +307,22 @@ impl<K, M> Shared<K, M> {
     /// messages might be seen at both ends, so all are looked at again. Lanes move only when an operator changes the topology, so that is seldom and ends.
     fn counted(&self) -> (Arc<Layout<K, M>>, Vec<DispatcherStats>, Past) {
         loop {
-            let moves = self.moves.load(Ordering::Acquire);
+            let moves = self.moves.ended();
             let layout = self.layout.load_full();
             let dispatchers: Vec<_> =
                 layout.dispatchers.iter().map(|dispatcher| dispatcher.stats()).collect();
             let total = layout.total(&dispatchers);
-            let unmoved = self.moves.load(Ordering::Acquire) == moves;
-            if unmoved && Arc::ptr_eq(&layout, &self.layout.load()) {
+            if self.moves.begun() == moves && Arc::ptr_eq(&layout, &self.layout.load()) {
                 return (layout, dispatchers, total);
             }
+            yield_now();
         }
     }
 
-    /// Brings a lane whose turn has ended to the dispatcher that it was moved to.
+    /// Brings a lane whose turn has ended to the dispatcher that it was moved to: a move that began when the turn was settled.
     pub(crate) fn deliver(&self, parcel: Parcel<K, M>) {
-        let to = parcel.to;
-        self.moves.fetch_add(1, Ordering::AcqRel);
-        self.layout.load().dispatchers[to].receive(parcel, &self.clock);
+        self.layout.load().dispatchers[parcel.to].receive(parcel, &self.clock);
+        self.moves.end();
         self.quiet.made_last();
     }
 }

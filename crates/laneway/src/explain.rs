@@ -33,7 +33,7 @@ pub struct Holder<K> {
 pub enum Reason<K> {
     /// Nothing of this key is outstanding.
     Idle,
-    /// The only worker of the dispatcher has taken a number of quick messages straight from ingress, and one of this key may be among them.
+    /// The only worker of the dispatcher has taken a number of quick messages straight from ingress, one of this key among them: it waits there, is run, or is done.
     PerhapsRunning,
     /// A message of it is in flight, for this long.
     Running {
@@ -101,9 +101,10 @@ impl<K: fmt::Debug> fmt::Display for Explanation<K> {
         let because = |note: &Option<String>| note.as_ref().map_or(String::new(), |note| format!(": {note}"));
         match &self.reason {
             Reason::Idle => write!(f, "nothing outstanding")?,
-            Reason::PerhapsRunning => {
-                write!(f, "nothing waiting; perhaps among the quick messages that are being run")?
-            }
+            Reason::PerhapsRunning => write!(
+                f,
+                "nothing waiting; perhaps running, among the quick messages that a worker has in hand"
+            )?,
             Reason::Running { since, worker } => write!(f, "running on worker {worker} for {since:?}")?,
             Reason::NoWorkerFree { holders, ready_lanes } => {
                 write!(f, "waiting for a free worker, {ready_lanes} lanes ready")?;

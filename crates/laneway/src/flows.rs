@@ -287,6 +287,8 @@ impl Mappings {
             let mapping = shard.mappings.remove(&fingerprint).expect("just seen");
             self.count.fetch_sub(1, Relaxed);
             gone(mapping.dispatcher);
+            // It was open: if an earlier flow of the key has finished, that is not what comes next is late for.
+            shard.unbury(fingerprint);
             self.expired.fetch_add(1, Relaxed);
         }
     }
@@ -348,6 +350,12 @@ impl Shard {
             self.buried.remove(&oldest);
         }
     }
+
+    fn unbury(&mut self, fingerprint: u64) {
+        if self.buried.remove(&fingerprint).is_some() {
+            self.tombstones.retain(|buried| *buried != fingerprint);
+        }
+    }
 }
 
 /// All shards, locked.
@@ -407,6 +415,24 @@ mod tests {
         assert_eq!(mappings.expire_all(4, |_| ()), 1, "one too many");
         assert_eq!(mappings.find(EARLIER), None, "the one that has been idle longest went");
         assert_eq!(mappings.find(LATER), Some(0), "and not the new flow of a key that had one before");
+    }
+
+    #[test]
+    fn pitfall_000_2_a_flow_that_was_opened_again_and_forgotten_is_not_the_one_that_had_finished() {
+        let mappings = Mappings::new(Some(Flows { time_to_live: Duration::from_nanos(10), max: 8 }));
+        place(&mappings, 1, Kind::Finish, 0);
+        place(&mappings, 1, Kind::Event, 1);
+        assert_eq!(mappings.late(), 1, "its tombstone is there");
+        place(&mappings, 1, Kind::Start, 2);
+        assert_eq!(mappings.expire_all(20, |_| ()), 0, "nobody has finished the new one");
+        place(&mappings, 1, Kind::Event, 21);
+        assert_eq!((mappings.late(), mappings.find(1)), (1, Some(0)), "it opens another one");
+        // A tombstone that was taken away and dug again is there once.
+        for key in 0..TOMBSTONES as u64 {
+            place(&mappings, 100 + key, Kind::Finish, 22);
+            let shard = mappings.shard(1);
+            assert_eq!(shard.tombstones.len(), shard.buried.len());
+        }
     }
 
     #[test]

@@ -7,7 +7,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{builder::Spawn, engine::Shared, message::Message, stats::Account, worker::Seat};
+#[cfg(feature = "tokio")]
+use crate::builder::Spawn;
+use crate::{
+    dispatcher::Locked,
+    engine::{Layout, Shared},
+    message::Message,
+    stats::Account,
+    sync::yield_now,
+    worker::Seat,
+};
 
 /// What a shutdown leaves.
 #[derive(Debug)]
@@ -50,7 +59,7 @@ impl<K, M> Shared<K, M> {
 
     /// What tells this look from another with something between them; none if any dispatcher is not quiet.
     fn quiet_since(&self) -> Option<(u64, Vec<u64>)> {
-        let moves = self.moves.load(Ordering::Acquire);
+        let moves = self.moves.begun();
         let layout = self.layout.load();
         let dispatchers = layout.dispatchers.iter().chain(&layout.retired);
         let accepted: Option<Vec<u64>> = dispatchers.map(|dispatcher| dispatcher.quiet_since()).collect();
@@ -66,16 +75,33 @@ impl<K, M> Shared<K, M> {
         }
     }
 
-    /// Step 4: what is left.
+    /// Step 4: what is left. Under all locks: a handler that comes back meanwhile settles before or after, and its message is in one of the three parts of the report.
     pub(crate) fn give_back(&self) -> ShutdownReport<K, M> {
-        let layout = self.layout.load();
-        let (mut returned, mut still_running) = (Vec::new(), 0);
-        for dispatcher in layout.dispatchers.iter().chain(&layout.retired) {
-            returned.extend(dispatcher.give_back().into_iter().map(|item| item.message));
-            still_running += dispatcher.taken_messages();
+        let layout = self.layout.load_full();
+        let mut past = layout.past.clone();
+        let mut left = Vec::new();
+        for dispatcher in &mut self.lock_all(&layout) {
+            dispatcher.give_back(&mut left);
+            past.add(&dispatcher.stats());
         }
-        let dispatchers: Vec<_> = layout.dispatchers.iter().map(|dispatcher| dispatcher.stats()).collect();
-        ShutdownReport { account: layout.total(&dispatchers).account, returned, still_running }
+        let returned: Vec<_> = left.into_iter().map(|item| item.message).collect();
+        let still_running = past.account.outstanding as usize - returned.len();
+        ShutdownReport { account: past.account, returned, still_running }
+    }
+
+    /// All dispatchers that are or were, while no lane is on its way between two of them. The order is that of a change, of which there is none any more. A worker brings a lane over
+    /// without running any code of the user's, so that is waited for; but for no longer than it could take.
+    fn lock_all<'a>(&self, layout: &'a Layout<K, M>) -> Vec<Locked<'a, K, M>> {
+        let until = Instant::now() + ON_THE_WAY;
+        loop {
+            let dispatchers = layout.dispatchers.iter().chain(&layout.retired);
+            let locked: Vec<_> = dispatchers.map(|dispatcher| dispatcher.lock_for_change()).collect();
+            if self.moves.begun() == self.moves.ended() || Instant::now() > until {
+                return locked;
+            }
+            drop(locked);
+            yield_now();
+        }
     }
 
     pub(crate) fn wait_until(&self, deadline: Instant, mut reached: impl FnMut() -> bool) -> bool {
@@ -158,6 +184,9 @@ impl<K, M> Shared<K, M> {
         drop(place);
     }
 }
+
+/// A lane gets from one dispatcher to another within microseconds, unless its worker's thread has no core: this is long for that, too.
+const ON_THE_WAY: Duration = Duration::from_secs(1);
 
 /// Longer than anybody waits, and short enough to be added to a clock.
 const FAR_FUTURE: Duration = Duration::from_secs(100 * 365 * 24 * 3_600);

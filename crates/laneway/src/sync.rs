@@ -9,6 +9,8 @@ pub(crate) use loom::sync::{
     Condvar, Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicU64, AtomicUsize},
 };
+#[cfg(loom)]
+pub(crate) use loom::thread::yield_now;
 #[cfg(not(loom))]
 pub(crate) use short::{ShortGuard, ShortLock, lock_short, try_lock_short};
 #[cfg(not(loom))]
@@ -17,7 +19,7 @@ pub(crate) use std::{
         Condvar, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicU64, AtomicUsize},
     },
-    thread::{Thread, current, park},
+    thread::{Thread, current, park, yield_now},
 };
 #[cfg(loom)]
 pub(crate) use token::{Thread, current, park};

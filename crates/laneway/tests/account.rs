@@ -8,7 +8,10 @@ mod witness;
 
 use std::{
     sync::{
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{
+            AtomicBool, AtomicU64,
+            Ordering::{Relaxed, SeqCst},
+        },
         mpsc,
     },
     thread,
@@ -124,6 +127,55 @@ fn the_account_balances_while_messages_are_dropped_and_refused() {
         );
         assert_eq!(snapshot.account.outstanding, 0);
     }
+}
+
+/// A lane whose turn ends after its dispatcher has changed is for a moment at neither of the two.
+#[test]
+fn a_snapshot_misses_no_message_while_lanes_move() {
+    let engine = Engine::builder()
+        .topology(Topology::partitioned(2, 1))
+        .retry(RetryPolicy { max_attempts: 2, base: Duration::from_micros(100), ..RetryPolicy::default() })
+        .handle(|context, _: &mut u64| if context.attempt() == 1 { Outcome::Retry } else { Outcome::Done })
+        .build()
+        .unwrap();
+    let (told, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    thread::scope(|scope| {
+        let changer = scope.spawn(|| {
+            while !stop.load(Relaxed) {
+                engine.add_dispatcher("third", &["partition-0/0"]).unwrap();
+                engine.remove_dispatcher("third").unwrap();
+            }
+        });
+        let watcher = scope.spawn(|| {
+            let (mut looks, mut before) = (0_u64, 0);
+            while !stop.load(Relaxed) {
+                let least = told.load(SeqCst).max(before);
+                let snapshot = engine.snapshot();
+                before = snapshot.account.accepted;
+                assert!(before >= least, "{least} were accepted before, {}", snapshot.account);
+                for dispatcher in &snapshot.dispatchers {
+                    let located = dispatcher.depth + dispatcher.in_flight + dispatcher.parked_messages;
+                    assert_eq!(located as u64, dispatcher.account.outstanding, "{}", dispatcher.name);
+                }
+                looks += 1;
+            }
+            looks
+        });
+        for number in 0..30_000 {
+            engine.submit((number % 200, number)).unwrap();
+            told.store(number + 1, SeqCst);
+            if watcher.is_finished() {
+                break;
+            }
+        }
+        let quiet = engine.wait_quiet(DEADLINE);
+        stop.store(true, Relaxed);
+        changer.join().unwrap();
+        assert!(watcher.join().unwrap() > 0);
+        assert!(quiet);
+    });
+    let account = engine.snapshot().account;
+    assert_eq!((account.accepted, account.done, account.outstanding), (30_000, 30_000, 0));
 }
 
 #[test]

@@ -83,6 +83,13 @@ fn running_among_quick_messages_is_never_said_to_be_idle() {
     gate.wait_arrived(1);
     let explanation = engine.explain(&7).unwrap();
     assert_ne!(explanation.reason, Reason::Idle, "{explanation}");
+    assert_eq!(engine.explain(&999).unwrap().reason, Reason::Idle, "there never was a message of that key");
+    send(&engine, [(8, 0)]);
+    let text = engine.explain(&8).unwrap().to_string();
+    assert!(
+        text.contains("busy with quick work (worker 0)"),
+        "the handler hangs, and somebody waits for it: {text}"
+    );
 }
 
 #[test]

@@ -544,6 +544,29 @@ fn a_snapshot_counts_nothing_twice_while_lanes_move() {
     });
 }
 
+/// The same for a lane that is in flight when it has to move, and has something left when its turn ends: then it is at neither of the two for a moment.
+#[test]
+fn a_snapshot_misses_nothing_while_a_lane_is_on_its_way() {
+    check(|| {
+        let witness = Witness::new();
+        let topology = Topology::builder().dispatcher("x").worker("w0", ["x"]).build();
+        let again = |context: &Context<'_, u8>, _: &mut u8| match context.attempt() {
+            1 => Outcome::RetryAfter(Duration::ZERO),
+            _ => Outcome::Done,
+        };
+        let model = Model::new(engine(&witness, topology.placed(ByNumber)).handle(again));
+        accept(&model, (B, 1));
+        let worker = hire(&model, 0, &witness, |_| ());
+        let looker = {
+            let model = model.clone();
+            thread::spawn(move || assert_eq!(model.handle.snapshot().account.accepted, 1))
+        };
+        model.handle.add_dispatcher("y", &["w0"]).unwrap();
+        looker.join().unwrap();
+        drain(&model, [worker]);
+    });
+}
+
 /// A submitter that finds its dispatcher full waits there. When that goes, its next attempt may find another one full: then it has to wait at that one, and not
 /// where nothing will ever be announced again.
 #[test]

@@ -4,7 +4,7 @@
 mod witness;
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -17,7 +17,7 @@ use std::{
 use laneway::{
     ChangeError, Engine, Handle, Message, Outcome, Refusal, RetryPolicy, ShutdownReport, Topology,
 };
-use witness::{A_MOMENT, DEADLINE, Gate, Log, OpensAtLast, Witness, eventually, send};
+use witness::{A_MOMENT, DEADLINE, Gate, Log, OpensAtLast, Witness, eventually, send, within};
 
 /// What holds at every end.
 fn check<K, M>(report: &ShutdownReport<K, M>) {
@@ -165,6 +165,22 @@ fn step_2_does_not_wait_for_what_is_parked() {
 }
 
 #[test]
+fn step_2_does_not_wait_for_what_a_paused_dispatcher_would_try_again() {
+    let engine = Engine::builder()
+        .topology(Topology::pool(1))
+        .handle(|_, _: &mut u64| Outcome::RetryAfter(Duration::from_millis(1)))
+        .build()
+        .unwrap();
+    send(&engine, [(1, 0)]);
+    engine.pause("pool-0");
+    assert!(engine.wait_quiet(DEADLINE), "its retry is not due as long as the pause lasts");
+    assert_eq!(engine.snapshot().account.outstanding, 1);
+    let report = within(DEADLINE, "the shutdown", move || engine.shutdown(Duration::MAX));
+    check(&report);
+    assert_eq!(report.returned.len(), 1);
+}
+
+#[test]
 fn step_2_ends_at_the_deadline() {
     let engine = Engine::builder()
         .topology(Topology::pool(1))
@@ -302,6 +318,32 @@ fn messages_put_aside_come_back_before_those_behind_them() {
     let report = engine.shutdown(DEADLINE);
     check(&report);
     assert_eq!(per_key(report.returned), HashMap::from([(1, vec![0, 1, 2, 3, 4])]));
+}
+
+/// A handler that comes back at the end of the grace settles its turn while what is left is taken out.
+#[test]
+fn step_4_loses_nothing_of_a_turn_that_ends_meanwhile() {
+    const MESSAGES: u64 = 2_000;
+    for round in 0..1_000 {
+        let handled = Log::new();
+        let handled_too = handled.clone();
+        let engine = Engine::builder()
+            .topology(Topology::partitioned(8, 1))
+            .shutdown_grace(Duration::ZERO)
+            .handle(move |_, number: &mut u64| handled_too.push(*number))
+            .build()
+            .unwrap();
+        engine.submit_batch((0..MESSAGES).map(|number| (number % 40, number)));
+        (0..round % 50).for_each(|_| thread::yield_now());
+        let report = engine.shutdown(Duration::ZERO);
+        check(&report);
+        let account = report.account;
+        assert_eq!(account.accepted, MESSAGES, "round {round}: {account}");
+        assert_eq!(account.done + (report.returned.len() + report.still_running) as u64, MESSAGES);
+        // What is neither was in somebody's hands: handled soon afterwards, or not at all.
+        let returned: HashSet<u64> = report.returned.into_iter().map(|message| message.body).collect();
+        assert!(handled.entries().iter().all(|number| !returned.contains(number)), "round {round}");
+    }
 }
 
 fn per_key(returned: Vec<Message<u64, u64>>) -> HashMap<u64, Vec<u64>> {

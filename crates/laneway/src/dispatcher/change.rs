@@ -2,11 +2,13 @@
 //!
 //! `change.rs` of the engine decides which lanes go where. The epoch in ingress tells a submitter that chose by the old topology to choose again.
 
-use super::{Dispatcher, Inner, admit_everything};
+use super::{Dispatcher, Inner, admit_everything, operate::Seen};
 use crate::{
     admission::Ingress,
     clock::Clock,
     lane::Parcel,
+    message::Item,
+    stats::DispatcherStats,
     sync::{MutexGuard, ShortGuard, lock},
 };
 
@@ -66,6 +68,15 @@ impl<K, M> Locked<'_, K, M> {
     /// Messages that are here.
     pub(crate) fn outstanding(&self) -> u64 {
         self.ingress.accepted - self.inner.released
+    }
+
+    /// Takes out whatever nobody has in hand, per key in its order. It stays outstanding in the account.
+    pub(crate) fn give_back(&mut self, into: &mut Vec<Item<K, M>>) {
+        self.inner.lanes.give_back(into);
+    }
+
+    pub(crate) fn stats(&self) -> DispatcherStats {
+        self.dispatcher.stats_of(&self.inner, Seen::of(&self.ingress))
     }
 
     /// No submission will come here any more; those that still try have to place their message again.

@@ -31,6 +31,7 @@ use crate::{
     admission::{Bound, Dropped, EngineBound, Evicted, Ingress, Offer, Overflow, Room},
     batch::Bin,
     clock::Clock,
+    engine::Moves,
     error::Refusal,
     lane::{Ending, Hand, Heat, Lanes, Pace, Parcel, Wants},
     message::{Chunk, Inbox, Item, Kind, Message, Priority},
@@ -602,19 +603,20 @@ impl<K, M> Dispatcher<K, M> {
     }
 
     /// Settles all turns of a hand and, if asked to, fills it again under the same lock. Lanes that have to move on are given
-    /// back, and whether it had to wait for the lock.
+    /// back, to be delivered before any code of the user's runs, and whether it had to wait for the lock.
     pub(crate) fn settle(
         &self,
         hand: &mut Hand<K, M>,
         tally: &Tally,
         next: Option<&Wants<K>>,
         bound: &EngineBound,
+        moves: &Moves,
         clock: &Clock,
     ) -> (Vec<Parcel<K, M>>, Found, bool) {
         let mut wakes = Wakes::default();
         let (mut inner, waited) = self.lock_to_settle();
-        let streams = next.is_some_and(|wants| wants.stream);
-        let (parcels, earlier_timer) = self.settle_locked(&mut inner, hand, streams, clock);
+        let streams = next.is_some_and(|wants| wants.stream) && self.may_stream(&inner);
+        let (parcels, earlier_timer) = self.settle_locked(&mut inner, hand, streams, moves, clock);
         inner.counted.add(tally);
         inner.released += tally.released();
         let released = inner.released;
@@ -637,7 +639,6 @@ impl<K, M> Dispatcher<K, M> {
         };
         drop(inner);
         wakes.wake();
-        hand.drop_spent();
         freed.tell(bound);
         match tally.released() {
             0 => {}
@@ -666,6 +667,7 @@ impl<K, M> Dispatcher<K, M> {
         inner: &mut Inner<K, M>,
         hand: &mut Hand<K, M>,
         streams: bool,
+        moves: &Moves,
         clock: &Clock,
     ) -> (Vec<Parcel<K, M>>, bool) {
         let (mut parcels, mut earlier_timer) = (Vec::new(), false);
@@ -684,6 +686,8 @@ impl<K, M> Dispatcher<K, M> {
                 spent.extend(settled.holder);
             }
             if let Some(parcel) = settled.parcel {
+                // Under the lock, so whoever finds it gone here knows that it is on its way.
+                moves.begin();
                 self.ingress().accepted -= parcel.messages();
                 parcels.push(parcel);
             }
@@ -709,11 +713,12 @@ impl<K, M> Dispatcher<K, M> {
             // Before a stream begins: it passes by whatever is not ready, and while messages keep coming there is always another one.
             inner.lanes.wake_due(now);
         }
-        if wants.stream && self.begin_stream(inner, wants, hand) {
+        let streams = wants.stream && self.may_stream(inner);
+        if streams && self.begin_stream(inner, wants, hand) {
             inner.idle_since = None;
             return Found::Turn;
         }
-        if !(wants.stream && inner.lanes.has_ready()) {
+        if !(streams && inner.lanes.has_ready()) {
             self.admit_some(inner, wants.lanes);
         }
         let claimed = hand.fill(&mut inner.lanes, wants, now);
@@ -732,18 +737,20 @@ impl<K, M> Dispatcher<K, M> {
         Found::Turn
     }
 
-    /// Takes messages straight from the inbox, where that is allowed (`lane/stream.rs`).
-    fn begin_stream(&self, inner: &mut Inner<K, M>, wants: &Wants<K>, hand: &mut Hand<K, M>) -> bool {
+    /// Whether a worker that would take a stream may. If not, messages get from the inbox into the ready list like anybody's.
+    fn may_stream(&self, inner: &Inner<K, M>) -> bool {
         let ordinary = !self.bars_streams() && self.urgent.load(Ordering::Relaxed) == 0;
-        if !ordinary || !inner.lanes.may_stream() {
-            return false;
-        }
+        ordinary && inner.lanes.may_stream()
+    }
+
+    /// Takes messages straight from the inbox (`lane/stream.rs`), unless it is the lanes' turn.
+    fn begin_stream(&self, inner: &mut Inner<K, M>, wants: &Wants<K>, hand: &mut Hand<K, M>) -> bool {
         // The lanes that are ready have a turn after each stream.
         inner.lanes_turn = !inner.lanes_turn && inner.lanes.has_ready();
         if inner.lanes_turn || (inner.inbox.is_empty() && !self.refill(inner)) {
             return false;
         }
-        hand.fill_from(&mut inner.inbox, &mut inner.lanes, &mut inner.heat, wants.messages, inner.came)
+        hand.fill_from(&mut inner.inbox, &mut inner.lanes, &mut inner.heat, wants, inner.came)
     }
 
     /// Bars streams while the topology changes, or lets them again.

@@ -5,15 +5,34 @@
 
 use std::sync::atomic::Ordering;
 
-use super::Dispatcher;
+use super::{Dispatcher, Inner};
 use crate::{
+    admission::{Drops, Ingress, Refusals},
     clock::Clock,
     explain::{Explanation, Reason},
     lane::{Arrived, Lanes, State},
-    message::Item,
     stats::{Account, Counted, DispatcherStats},
     sync::lock,
 };
+
+/// What the ingress lock guards of the counts.
+pub(super) struct Seen {
+    accepted: u64,
+    waiting: usize,
+    drops: Drops,
+    refusals: Refusals,
+}
+
+impl Seen {
+    pub(super) fn of<K, M>(ingress: &Ingress<K, M>) -> Self {
+        Seen {
+            accepted: ingress.accepted,
+            waiting: ingress.buffer.len(),
+            drops: ingress.drops.clone(),
+            refusals: ingress.refusals.clone(),
+        }
+    }
+}
 
 /// What an audit saw, for the next one.
 #[derive(Clone, Copy, Debug, Default)]
@@ -72,12 +91,12 @@ impl<K, M> Dispatcher<K, M> {
         K: Clone,
     {
         let now = clock.now();
-        let streaming = self.is_streaming();
         let after = |at: u64| std::time::Duration::from_nanos(at.saturating_sub(now));
         let since = |at: u64| std::time::Duration::from_nanos(now.saturating_sub(at));
         self.operate(|lanes, _, _| {
             let Some(standing) = lanes.standing(fingerprint) else {
-                let reason = if streaming { Reason::PerhapsRunning } else { Reason::Idle };
+                let is_in_stream = lanes.is_in_stream(fingerprint);
+                let reason = if is_in_stream { Reason::PerhapsRunning } else { Reason::Idle };
                 return Explanation {
                     dispatcher: self.name.clone(),
                     waiting: 0,
@@ -115,14 +134,16 @@ impl<K, M> Dispatcher<K, M> {
 
     pub(crate) fn stats(&self) -> DispatcherStats {
         let inner = lock(&self.inner);
-        let ingress = self.ingress();
+        // The rest takes long for a lock that is taken for every message. Nothing leaves without the other one.
+        let seen = Seen::of(&self.ingress());
+        self.stats_of(&inner, seen)
+    }
+
+    pub(super) fn stats_of(&self, inner: &Inner<K, M>, seen: Seen) -> DispatcherStats {
+        let Seen { accepted, waiting, mut drops, refusals } = seen;
         let (lanes, counted) = (&inner.lanes, &inner.counted);
-        let mut drops = counted.evicted.clone();
-        drops.add(&ingress.drops);
-        let (accepted, refusals) = (ingress.accepted, ingress.refusals.clone());
-        let ingress_depth = ingress.buffer.len() + inner.inbox.len();
-        // What is copied below takes long for a lock that is taken for every message. Nothing leaves without the other one.
-        drop(ingress);
+        drops.add(&counted.evicted);
+        let ingress_depth = waiting + inner.inbox.len();
         let settled = counted.done + counted.failed + drops.total();
         let lock_failures = self.lock_failures.load(Ordering::Relaxed);
         DispatcherStats {
@@ -230,18 +251,9 @@ impl<K, M> Dispatcher<K, M> {
         self.wake_all();
     }
 
+    #[cfg(loom)]
     pub(crate) fn taken_messages(&self) -> usize {
         lock(&self.inner).lanes.taken_messages()
-    }
-
-    /// Step 4: whatever is left, per key in its order. It stays outstanding in the account.
-    pub(crate) fn give_back(&self) -> Vec<Item<K, M>> {
-        let mut guard = lock(&self.inner);
-        let inner = &mut *guard;
-        self.admit_all(inner);
-        let mut items = Vec::with_capacity(inner.lanes.waiting_messages());
-        inner.lanes.give_back(&mut items);
-        items
     }
 
     /// What a dispatcher that was removed has to remember: nothing, once its last turn has settled.

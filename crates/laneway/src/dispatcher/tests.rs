@@ -122,6 +122,8 @@ struct Streamer {
     hand: Hand<u64, u64>,
     bound: EngineBound,
     clock: Clock,
+    /// Whose turns it has run.
+    ran: Vec<u64>,
 }
 
 impl Streamer {
@@ -143,6 +145,7 @@ impl Streamer {
             hand: Hand::new(),
             bound: EngineBound::new(1_000_000, 0),
             clock: Clock::real(),
+            ran: Vec::new(),
         }
     }
 
@@ -157,6 +160,7 @@ impl Streamer {
         loop {
             let turn = self.hand.turn();
             let messages = turn.len() as u64;
+            self.ran.push(turn.fingerprint);
             while turn.next().is_some() {
                 turn.items.clear();
             }
@@ -165,8 +169,14 @@ impl Streamer {
                 break;
             }
         }
-        let (_, found, _) =
-            self.dispatcher.settle(&mut self.hand, &tally, Some(&self.wants), &self.bound, &self.clock);
+        let (_, found, _) = self.dispatcher.settle(
+            &mut self.hand,
+            &tally,
+            Some(&self.wants),
+            &self.bound,
+            &Moves::new(),
+            &self.clock,
+        );
         assert_eq!(found, Found::Turn);
         tally.done
     }
@@ -182,11 +192,11 @@ fn a_retry_that_is_due_has_its_turn_while_messages_keep_coming() {
     let time = Arc::new(std::sync::atomic::AtomicU64::new(0));
     let mut streamer = Streamer { clock: Clock::Virtual(time.clone()), ..Streamer::new(4) };
     streamer.offer(1);
-    let Streamer { dispatcher, hand, clock, bound, wants } = &mut streamer;
+    let Streamer { dispatcher, hand, clock, bound, wants, .. } = &mut streamer;
     assert_eq!(dispatcher.claim(wants, hand, clock), Found::Turn);
     hand.turn().next();
     hand.end(Ending::Defer { until: 10, attempts: 1, was_begun: true, note: None }, 0);
-    dispatcher.settle(hand, &Tally::default(), None, bound, clock);
+    dispatcher.settle(hand, &Tally::default(), None, bound, &Moves::new(), clock);
     (0..100).for_each(|key| streamer.offer(100 + key));
     let Streamer { dispatcher, hand, clock, wants, .. } = &mut streamer;
     assert_eq!(dispatcher.claim(wants, hand, clock), Found::Turn);
@@ -200,6 +210,37 @@ fn a_retry_that_is_due_has_its_turn_while_messages_keep_coming() {
     }
     assert_eq!(streamer.hand.turn().attempts, 1);
     streamer.run();
+}
+
+/// Where a worker cannot stream nobody else brings what has been accepted to its lanes, however much is ready in them.
+#[test]
+fn what_comes_beside_a_deep_lane_has_its_turn_also_where_nothing_may_be_streamed() {
+    let cases = [
+        (Overflow::Reject, Priority::Urgent),
+        (Overflow::Reject, Priority::Low),
+        (Overflow::DropOldest, Priority::Normal),
+    ];
+    for (overflow, priority) in cases {
+        let mut streamer = Streamer { dispatcher: dispatcher(1_000_000, overflow, 4), ..Streamer::new(4) };
+        (0..1_000).for_each(|_| streamer.offer(1));
+        // Whoever looks brings all of it into the lane.
+        streamer.dispatcher.operate(|_, _, _| ());
+        assert_eq!(
+            streamer.dispatcher.claim(&streamer.wants, &mut streamer.hand, &streamer.clock),
+            Found::Turn
+        );
+        (0..3).for_each(|_| assert!(streamer.run() > 0));
+        let mut other = item(2, 0);
+        other.message.priority = priority;
+        assert!(matches!(streamer.dispatcher.offer(other, 0, &streamer.clock), Offer::Accepted { .. }));
+        streamer.ran.clear();
+        while !streamer.ran.contains(&fingerprint(2)) {
+            streamer.run();
+            // A low one after those that are preferred to it.
+            let before = streamer.ran.len();
+            assert!(before <= 40, "{overflow:?}, {priority:?}: not yet after {before} turns of another key");
+        }
+    }
 }
 
 /// What a stream passes by of a key that has a lane goes there. If that were more than a turn takes from it, a hot lane, though of less than half of all messages, would
@@ -228,18 +269,18 @@ fn what_a_stream_leaves_goes_back_in_its_order() {
     for body in 0..4 {
         streamer.dispatcher.offer(item(1, body), 0, &streamer.clock);
     }
-    let Streamer { dispatcher, hand, clock, bound, wants } = &mut streamer;
+    let Streamer { dispatcher, hand, clock, bound, wants, .. } = &mut streamer;
     assert_eq!(dispatcher.claim(wants, hand, clock), Found::Turn);
     assert_eq!((hand.turn().stream.len(), hand.turn().items.len()), (4, 0), "as it came");
     assert_eq!(hand.turn().next().unwrap().message.body, 0);
     hand.end(Ending::Handled, 0);
-    dispatcher.settle(hand, &Tally::default(), None, bound, clock);
+    dispatcher.settle(hand, &Tally::default(), None, bound, &Moves::new(), clock);
     assert_eq!(dispatcher.claim(&Wants { stream: false, ..*wants }, hand, clock), Found::Turn);
     let bodies: Vec<u64> = hand.turn().each().map(|(_, body)| *body).collect();
     assert_eq!(bodies, [0, 1, 2, 3]);
     hand.turn().items.clear();
     hand.end(Ending::Handled, 4);
-    dispatcher.settle(hand, &Tally { done: 4, ..Tally::default() }, None, bound, clock);
+    dispatcher.settle(hand, &Tally { done: 4, ..Tally::default() }, None, bound, &Moves::new(), clock);
 }
 
 #[test]

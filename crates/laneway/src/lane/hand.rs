@@ -150,11 +150,11 @@ impl<K, M> Hand<K, M> {
         inbox: &mut Inbox<K, M>,
         lanes: &mut Lanes<K, M>,
         heat: &mut Heat,
-        most: usize,
+        wants: &Wants<K>,
         came: usize,
     ) -> bool {
         let turn = &mut self.turns[0];
-        let most = heat.begin(inbox.len(), lanes.has_ready()).min(most);
+        let most = heat.begin(inbox.len(), lanes.has_ready()).min(wants.messages);
         while turn.stream.is_empty()
             && let Some(first) = inbox.first()
         {
@@ -171,7 +171,7 @@ impl<K, M> Hand<K, M> {
             (turn.lane, turn.attempts, turn.released) = (NONE, 0, 0);
             (self.len, self.current) = (1, 0);
             self.drained = (inbox.is_empty() && !lanes.has_ready()).then_some(came);
-            lanes.begin_stream(&turn.stream);
+            lanes.begin_stream(&turn.stream, wants.worker, wants.now);
         }
         taken > 0
     }

@@ -201,6 +201,8 @@ pub(crate) struct Lanes<K, M> {
     /// Messages in the hands of the one worker that runs a stream, and, while there are some, their keys.
     streaming: usize,
     stream_keys: Vec<u64>,
+    /// Who that is, and since when.
+    streamer: (u32, u64),
     /// Messages in flight, and put aside.
     taken: usize,
     aside: usize,
@@ -232,6 +234,7 @@ impl<K, M> Lanes<K, M> {
             arriving: 0,
             streaming: 0,
             stream_keys: Vec::new(),
+            streamer: (0, 0),
             taken: 0,
             aside: 0,
             arrived: Arrived::default(),
@@ -632,9 +635,9 @@ impl<K, M> Lanes<K, M> {
 
     /// Whether nothing will happen any more without somebody's doing.
     pub(crate) fn is_quiet(&self) -> bool {
-        let idle = self.running == 0 && self.streaming == 0 && self.deferred == 0 && self.arriving == 0;
-        // What a paused dispatcher holds does not move either.
-        idle && (self.ready.len() == 0 || self.paused)
+        let idle = self.running == 0 && self.streaming == 0 && self.arriving == 0;
+        // What a paused dispatcher holds does not move either, whether it is ready or will be.
+        idle && (self.paused || (self.ready.len() == 0 && self.deferred == 0))
     }
 
     pub(crate) fn lane_count(&self) -> usize {
@@ -692,17 +695,15 @@ impl<K, M> Lanes<K, M> {
     where
         K: Clone,
     {
-        let running = self.table.values().map(|&id| &self.lanes[id as usize]);
-        running
-            .filter_map(|lane| match lane.state {
-                State::Running { since, worker } => Some(Holder {
-                    worker: worker as usize,
-                    since,
-                    key: lane.extra.as_ref().and_then(|extra| extra.holder.clone()),
-                }),
-                _ => None,
-            })
-            .collect()
+        let (worker, since) = self.streamer;
+        let streamer = (self.streaming > 0).then_some(Holder { worker: worker as usize, since, key: None });
+        let running = self.table.values().filter_map(|&id| {
+            let lane = &self.lanes[id as usize];
+            let State::Running { since, worker } = lane.state else { return None };
+            let key = lane.extra.as_ref().and_then(|extra| extra.holder.clone());
+            Some(Holder { worker: worker as usize, since, key })
+        });
+        running.chain(streamer).collect()
     }
 
     /// Calls `visit` with the depth of each lane that has somebody to tell its key.

@@ -83,7 +83,7 @@ impl<K, M> Lanes<K, M> {
     }
 
     /// Whether the head of this key may be in a stream, which has no lane for it.
-    pub(super) fn is_in_stream(&self, fingerprint: u64) -> bool {
+    pub(crate) fn is_in_stream(&self, fingerprint: u64) -> bool {
         self.streaming > 0 && self.stream_keys.contains(&fingerprint)
     }
 
@@ -92,12 +92,13 @@ impl<K, M> Lanes<K, M> {
     }
 
     /// A worker has taken messages from the inbox, of whose keys note was taken.
-    pub(super) fn begin_stream(&mut self, messages: &Chunk<K, M>) {
+    pub(super) fn begin_stream(&mut self, messages: &Chunk<K, M>, worker: u32, now: u64) {
         debug_assert!(
             messages.fingerprints().eq(self.stream_keys.iter().copied()),
             "their keys are not those that were noted"
         );
         self.streaming = messages.len();
+        self.streamer = (worker, now);
         self.taken += messages.len();
     }
 

@@ -534,9 +534,9 @@ impl<K, M> Worker<K, M> {
             self.released_turns
                 .extend(self.hand.turns().iter().map(|turn| (turn.fingerprint, turn.released)));
         }
-        let (bound, clock) = (&self.shared.engine_bound, &self.shared.clock);
+        let Shared { engine_bound: bound, moves, clock, .. } = &*self.shared;
         let (parcels, found, waited) =
-            self.row[place].settle(&mut self.hand, &self.tally, wants, bound, clock);
+            self.row[place].settle(&mut self.hand, &self.tally, wants, bound, moves, clock);
         WorkerCounters::add(&self.seat.counters.lock_failures, u64::from(waited));
         for (fingerprint, released) in self.released_turns.drain(..) {
             self.shared.unmap(fingerprint, released);
@@ -550,6 +550,7 @@ impl<K, M> Worker<K, M> {
         for parcel in parcels {
             self.shared.deliver(parcel);
         }
+        self.hand.drop_spent();
         if self.row[place].bars_streams() {
             self.shared.quiet.made_last();
         }
