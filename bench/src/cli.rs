@@ -7,7 +7,7 @@ use clap::Args;
 
 use crate::contender::Entry;
 use crate::targets;
-use crate::workload::{self, Amount, Cost, Distribution, KeysType, Kind, Layout, Tuning, Workload};
+use crate::workload::{self, Cost, Distribution, KeysType, Kind, Layout, Tuning, WINDOW, Workload};
 
 /// How long a run lasts if nobody says.
 const SECONDS: f64 = 1.0;
@@ -76,7 +76,7 @@ pub struct FreeArgs {
     /// Open loop: messages per second
     #[arg(long, value_name = "N")]
     pub rate: Option<u64>,
-    /// Exactly so many messages [default: as many as fit in --seconds]
+    /// Exactly so many messages, however long they take [default: as many as fit in --seconds]
     #[arg(long, value_name = "N")]
     pub messages: Option<u64>,
     /// Producer threads, each with keys of its own
@@ -186,7 +186,6 @@ impl FreeArgs {
             keys: tuning.keys.unwrap_or(base.keys),
             keys_type: self.keys_type.unwrap_or(base.keys_type),
             cost,
-            amount: self.messages.map_or(base.amount, Amount::Messages),
             workers: self.workers.unwrap_or(base.workers),
             producers: self.producers.unwrap_or(base.producers),
             batch: self.batch.unwrap_or(base.batch),
@@ -195,11 +194,14 @@ impl FreeArgs {
         ensure!(workload.keys > 0, "--keys must be at least 1");
         ensure!(workload.workers > 0, "--workers must be at least 1");
         ensure!(workload.producers > 0, "--producers must be at least 1");
-        ensure!(workload.batch > 0, "--batch must be at least 1");
+        ensure!((1..=WINDOW).contains(&workload.batch), "--batch must be at least 1, at most {WINDOW}");
         ensure!(self.rate != Some(0), "--rate must be at least 1");
-        Ok(match self.rate {
-            Some(rate) => workload
-                .open_loop(rate, self.messages.map_or(tuning.seconds, |count| count as f64 / rate as f64)),
+        let workload = match self.rate {
+            Some(rate) => workload.open_loop(rate, tuning.seconds),
+            None => workload,
+        };
+        Ok(match self.messages {
+            Some(messages) => workload.exactly(messages),
             None => workload,
         })
     }
@@ -207,9 +209,12 @@ impl FreeArgs {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use clap::Parser;
 
     use super::*;
+    use crate::workload::Amount;
 
     #[derive(Parser)]
     struct Program {
@@ -321,6 +326,25 @@ mod tests {
         assert!(parse(&["--workload", "W1,memory", "--keys", "7", "--seconds", "2"]).workloads().is_ok());
     }
 
+    /// The number is what was asked for, and nobody is cut off who takes four times as long as it must.
+    #[test]
+    fn exactly_so_many_messages_have_the_time_that_they_take() {
+        for (options, messages, seconds) in [
+            (&["--rate", "1000", "--messages", "8000"][..], 8_000, 8.0),
+            (&["--rate", "49", "--messages", "1"], 1, 0.0),
+            (&["--messages", "20000", "--cost", "sleep-us:100-300"], 20_000, 6.0),
+            (&["--messages", "20000", "--cost", "sleep-us:300", "--rate", "2000"], 20_000, 10.0),
+            (&["--messages", "1000", "--cost", "spin-ns:5000000"], 1_000, 5.0),
+            (&["--messages", "18446744073709551615", "--rate", "1"], u64::MAX, 86_400.0),
+        ] {
+            let free = parse(&[&["--workload", "free"], options].concat()).workloads().unwrap().remove(0);
+            assert_eq!(free.amount, Amount::Messages(messages), "{options:?}");
+            let cap = free.cap_seconds;
+            assert!(cap >= 4.0 * seconds, "{options:?} takes {seconds} s and is cut off after {cap} s");
+            assert!(Duration::try_from_secs_f64(cap).is_ok_and(|cap| cap < Duration::MAX / 2), "{cap}");
+        }
+    }
+
     #[test]
     fn mistakes_are_told() {
         assert!(
@@ -330,6 +354,7 @@ mod tests {
         assert!(parse(&["--workload", "W7"]).workloads().is_err());
         assert!(parse(&["--rounds", "0"]).workloads().is_err());
         assert!(parse(&["--workload", "free", "--workers", "0"]).workloads().is_err());
+        assert!(parse(&["--workload", "free", "--batch", "65537"]).workloads().is_err(), "beyond the window");
         assert!(parse(&["--contenders", "nobody"]).choose(&[]).is_err());
     }
 }
