@@ -54,6 +54,24 @@ fn shares(workload: &Workload) -> impl Iterator<Item = u64> {
     (0..producers).map(move |producer| messages / producers + u64::from(producer < messages % producers))
 }
 
+/// How a producer sends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Way {
+    /// One by one, so many per second.
+    Paced { per_second: f64 },
+    /// As fast as the contender takes them, so many at a time.
+    Flood { batch: usize },
+}
+
+impl Way {
+    pub(crate) fn of(workload: &Workload) -> Self {
+        match workload.rate {
+            Some(rate) => Self::Paced { per_second: rate as f64 / workload.producers as f64 },
+            None => Self::Flood { batch: workload.batch },
+        }
+    }
+}
+
 /// Runs all producers, each on a thread, until they have sent what they should.
 pub(crate) fn pump_all<C: Contender>(
     workload: &Workload,
@@ -67,9 +85,9 @@ pub(crate) fn pump_all<C: Contender>(
         for ((producer, source), share) in run.producers.iter_mut().zip(sources).zip(shares(workload)) {
             let credit = (!C::BOUNDS_ITSELF).then(|| window.credit(probe));
             let mut pump = Pump { producer, source, share, credit, clock, probe, buffer: Vec::new() };
-            scope.spawn(move || match workload.rate {
-                Some(rate) => pump.paced(rate as f64 / workload.producers as f64),
-                None => pump.flood(workload.batch),
+            scope.spawn(move || match Way::of(workload) {
+                Way::Paced { per_second } => pump.paced(per_second),
+                Way::Flood { batch } => pump.flood(batch),
             });
         }
     });
