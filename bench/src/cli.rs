@@ -7,7 +7,7 @@ use clap::Args;
 
 use crate::contender::Entry;
 use crate::targets;
-use crate::workload::{self, Amount, Cost, Distribution, KeysType, Kind, Layout, Tuning, Workload};
+use crate::workload::{self, Cost, Distribution, KeysType, Kind, Layout, Tuning, WINDOW, Workload};
 
 /// How long a run lasts if nobody says.
 const SECONDS: f64 = 1.0;
@@ -52,7 +52,7 @@ pub struct EngineArgs {
     /// Laneway's topology, except in W5, W5-hot and `scaling` [default: what the workload is made for]
     #[arg(long, value_enum)]
     pub topology: Option<Layout>,
-    /// Keys of `free`; in `memory`, keys that come and go
+    /// Keys of `free`, unless they are unbounded; in `memory`, keys that come and go
     #[arg(long, value_name = "N")]
     pub keys: Option<u64>,
     /// Options of the workload `free`.
@@ -76,13 +76,13 @@ pub struct FreeArgs {
     /// Open loop: messages per second
     #[arg(long, value_name = "N")]
     pub rate: Option<u64>,
-    /// Exactly so many messages [default: as many as fit in --seconds]
+    /// Exactly so many messages, however long they take [default: as many as fit in --seconds]
     #[arg(long, value_name = "N")]
     pub messages: Option<u64>,
     /// Producer threads, each with keys of its own
     #[arg(long, value_name = "N")]
     pub producers: Option<usize>,
-    /// Messages per submission
+    /// Messages per submission; not with --rate
     #[arg(long, value_name = "N")]
     pub batch: Option<usize>,
     /// The type of the keys
@@ -128,8 +128,33 @@ impl EngineArgs {
             let heeded = names.iter().any(|name| heeded_by.contains(name));
             ensure!(!given || heeded, "{option} is for the workloads {whose}, not for {}", names.join(", "));
         }
-        let timed = !(self.instructions && self.seconds.is_some());
-        ensure!(timed, "--instructions counts a fixed number of messages, whatever --seconds says");
+        for (option, given) in
+            [("--seconds", self.seconds.is_some()), ("--messages", self.free.messages.is_some())]
+        {
+            let heeded = !(self.instructions && given);
+            ensure!(heeded, "--instructions counts a fixed number of messages, whatever {option} says");
+        }
+        self.refuse_silenced_options(names)
+    }
+
+    /// Nor may one option of `free` silence another, unless a workload beside it heeds that.
+    fn refuse_silenced_options(&self, names: &[&str]) -> Result<()> {
+        let beside =
+            |heeded_by: &[&str]| names.iter().any(|name| *name != "free" && heeded_by.contains(name));
+        let unbounded = self.free.distribution == Some(Distribution::Unbounded);
+        ensure!(
+            !(unbounded && self.keys.is_some()) || beside(&["memory"]),
+            "--keys has no effect with --distribution unbounded, whose keys come and go"
+        );
+        ensure!(
+            !(self.free.messages.is_some() && self.seconds.is_some()) || beside(&WITH_A_TIME),
+            "--seconds has no effect with --messages, which says how long the run is"
+        );
+        let batches = self.free.batch.is_some_and(|batch| batch > 1);
+        ensure!(
+            !(batches && self.free.rate.is_some()),
+            "--batch has no effect with --rate, at which messages are sent one by one"
+        );
         Ok(())
     }
 
@@ -186,7 +211,6 @@ impl FreeArgs {
             keys: tuning.keys.unwrap_or(base.keys),
             keys_type: self.keys_type.unwrap_or(base.keys_type),
             cost,
-            amount: self.messages.map_or(base.amount, Amount::Messages),
             workers: self.workers.unwrap_or(base.workers),
             producers: self.producers.unwrap_or(base.producers),
             batch: self.batch.unwrap_or(base.batch),
@@ -195,11 +219,14 @@ impl FreeArgs {
         ensure!(workload.keys > 0, "--keys must be at least 1");
         ensure!(workload.workers > 0, "--workers must be at least 1");
         ensure!(workload.producers > 0, "--producers must be at least 1");
-        ensure!(workload.batch > 0, "--batch must be at least 1");
+        ensure!((1..=WINDOW).contains(&workload.batch), "--batch must be at least 1, at most {WINDOW}");
         ensure!(self.rate != Some(0), "--rate must be at least 1");
-        Ok(match self.rate {
-            Some(rate) => workload
-                .open_loop(rate, self.messages.map_or(tuning.seconds, |count| count as f64 / rate as f64)),
+        let workload = match self.rate {
+            Some(rate) => workload.open_loop(rate, tuning.seconds),
+            None => workload,
+        };
+        Ok(match self.messages {
+            Some(messages) => workload.exactly(messages),
             None => workload,
         })
     }
@@ -207,9 +234,15 @@ impl FreeArgs {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use clap::Parser;
 
     use super::*;
+    use crate::plan::{Plan, Source};
+    use crate::pump::Way;
+    use crate::weigh;
+    use crate::workload::Amount;
 
     #[derive(Parser)]
     struct Program {
@@ -296,21 +329,93 @@ mod tests {
             assert!(error.contains("--seconds") && error.contains(workload), "{error}");
         }
         assert!(told(&["--seconds", "2", "--instructions"]).contains("--instructions"));
+        let counted = ["--messages", "9", "--workload", "free", "--instructions"];
+        assert!(told(&counted).contains("--messages"));
         assert!(told(&["--workload", "W9", "--keys", "7"]).contains("unknown workload"));
     }
 
-    /// Every option with every workload that is not refused makes another workload of it.
+    /// What a run of this workload would do, told by those who act on it. Two workloads may differ in what nobody reads.
+    #[derive(Debug, PartialEq)]
+    struct Deeds {
+        what: (Kind, Amount),
+        /// The keys of the first messages of each producer, and how it sends them; where keys are held, how often they come and go.
+        sent: Vec<Vec<u64>>,
+        way: Option<Way>,
+        generations: Option<u64>,
+        /// What the contender and its handler are told.
+        handled: (Cost, KeysType, Layout, usize),
+    }
+
+    impl Deeds {
+        fn of(workload: &Workload) -> Self {
+            let held = workload.kind == Kind::Memory;
+            let first = |mut source: Source| (0..200).map(|_| source.next_message().key).collect();
+            let sources = if held { Vec::new() } else { Plan::new(workload).into_sources() };
+            let Workload { kind, amount, cost, keys_type, layout, workers, .. } = *workload;
+            Self {
+                // Keys that are held come and go as often as they do, however long that takes.
+                what: (kind, if held { Amount::Messages(0) } else { amount }),
+                sent: sources.into_iter().map(first).collect(),
+                way: (!held).then(|| Way::of(workload)),
+                generations: held.then(|| weigh::generations(workload)),
+                handled: (cost, keys_type, layout, workers),
+            }
+        }
+    }
+
+    /// What would be done, unless it is refused.
+    fn deeds(arguments: &[&str]) -> Option<Vec<Deeds>> {
+        let workloads = parse(arguments).workloads().ok()?;
+        Some(workloads.iter().map(Deeds::of).collect())
+    }
+
+    /// Every option with every workload that is not refused makes another run of it.
     #[test]
     fn an_option_that_is_not_refused_is_heeded() {
         let options = [["--keys", "7"], ["--topology", "per-worker"], ["--seconds", "2.5"]];
         for workload in workload::NAMES {
-            let plain = parse(&["--workload", workload]).workloads().unwrap();
+            let plain = deeds(&["--workload", workload]);
             for option in options {
-                if let Ok(tuned) = parse(&[&["--workload", workload], &option[..]].concat()).workloads() {
-                    assert_ne!(plain, tuned, "{workload} {option:?}");
+                if let Some(tuned) = deeds(&[&["--workload", workload], &option[..]].concat()) {
+                    assert_ne!(plain.as_ref(), Some(&tuned), "{workload} {option:?}");
                 }
             }
         }
+    }
+
+    /// Of any two options of `free` that are not refused, each makes another run of what the other one describes.
+    #[test]
+    fn no_option_of_free_silences_another() {
+        let options = [
+            ["--keys", "7"],
+            ["--topology", "per-worker"],
+            ["--seconds", "2.5"],
+            ["--workers", "3"],
+            ["--distribution", "hot"],
+            ["--distribution", "unbounded"],
+            ["--cost", "spin-ns:5"],
+            ["--cost", "sleep-us:5"],
+            ["--rate", "1000"],
+            ["--messages", "3000"],
+            ["--producers", "2"],
+            ["--batch", "16"],
+            ["--keys-type", "string"],
+        ];
+        let free = ["--workload", "free"];
+        let alone = options.map(|option| deeds(&[&free[..], &option].concat()));
+        let mut silent = Vec::new();
+        for (place, first) in options.iter().enumerate() {
+            for (other, second) in options.iter().enumerate().skip(place + 1) {
+                if first[0] == second[0] {
+                    continue;
+                }
+                let both = deeds(&[&free[..], first, second].concat());
+                if both.is_some() && (both == alone[place] || both == alone[other]) {
+                    silent.push([first.join(" "), second.join(" ")]);
+                }
+            }
+        }
+        assert!(silent.is_empty(), "one of two is not heeded: {silent:?}");
     }
 
     #[test]
@@ -319,6 +424,27 @@ mod tests {
         assert_eq!(memory.keys, 10_000_000);
         // Beside others, as long as one of them heeds it.
         assert!(parse(&["--workload", "W1,memory", "--keys", "7", "--seconds", "2"]).workloads().is_ok());
+        let free = ["--workload", "free,memory,W1", "--distribution", "unbounded", "--messages", "9"];
+        assert!(parse(&[&free[..], &["--keys", "7", "--seconds", "2"]].concat()).workloads().is_ok());
+    }
+
+    /// The number is what was asked for, and nobody is cut off who takes four times as long as it must.
+    #[test]
+    fn exactly_so_many_messages_have_the_time_that_they_take() {
+        for (options, messages, seconds) in [
+            (&["--rate", "1000", "--messages", "8000"][..], 8_000, 8.0),
+            (&["--rate", "49", "--messages", "1"], 1, 0.0),
+            (&["--messages", "20000", "--cost", "sleep-us:100-300"], 20_000, 6.0),
+            (&["--messages", "20000", "--cost", "sleep-us:300", "--rate", "2000"], 20_000, 10.0),
+            (&["--messages", "1000", "--cost", "spin-ns:5000000"], 1_000, 5.0),
+            (&["--messages", "18446744073709551615", "--rate", "1"], u64::MAX, 86_400.0),
+        ] {
+            let free = parse(&[&["--workload", "free"], options].concat()).workloads().unwrap().remove(0);
+            assert_eq!(free.amount, Amount::Messages(messages), "{options:?}");
+            let cap = free.cap_seconds;
+            assert!(cap >= 4.0 * seconds, "{options:?} takes {seconds} s and is cut off after {cap} s");
+            assert!(Duration::try_from_secs_f64(cap).is_ok_and(|cap| cap < Duration::MAX / 2), "{cap}");
+        }
     }
 
     #[test]
@@ -330,6 +456,7 @@ mod tests {
         assert!(parse(&["--workload", "W7"]).workloads().is_err());
         assert!(parse(&["--rounds", "0"]).workloads().is_err());
         assert!(parse(&["--workload", "free", "--workers", "0"]).workloads().is_err());
+        assert!(parse(&["--workload", "free", "--batch", "65537"]).workloads().is_err(), "beyond the window");
         assert!(parse(&["--contenders", "nobody"]).choose(&[]).is_err());
     }
 }

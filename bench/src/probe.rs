@@ -57,7 +57,7 @@ pub struct Latencies {
 
 impl Latencies {
     fn new() -> Self {
-        // Up to a minute, beyond every cap; three significant digits, finer than any difference between two rounds.
+        // Up to a minute, as which whatever is longer counts; three significant digits, finer than any difference between two rounds.
         let histogram = Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("the bounds are in order");
         Self { from_intended: histogram.clone(), from_submission: histogram }
     }

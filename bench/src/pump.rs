@@ -24,29 +24,50 @@ pub(crate) struct Clock {
     amount: Amount,
     /// When it must stop.
     pub(crate) cap: Instant,
-    producers: u64,
 }
 
 impl Clock {
     pub(crate) fn start(workload: &Workload) -> Self {
         let started = Instant::now();
         let cap = started + Duration::from_secs_f64(workload.cap_seconds);
-        Self { started, amount: workload.amount, cap, producers: workload.producers as u64 }
+        Self { started, amount: workload.amount, cap }
     }
 
-    /// How many messages a producer that has sent so many should send before it asks again; none to stop.
-    fn next_chunk(&self, sent: u64) -> u64 {
-        let (wanted, seconds) = match self.amount {
-            Amount::Messages(count) => (count.div_ceil(self.producers), 0.0),
-            Amount::AtLeast { seconds, messages } => (messages.div_ceil(self.producers), seconds),
-        };
+    /// How many messages, of so many at most, a producer with this share should send before it asks again, having sent so many; none
+    /// to stop.
+    fn next_chunk(&self, most: u64, share: u64, sent: u64) -> u64 {
         let now = Instant::now();
         if now >= self.cap {
-            0
-        } else if (now - self.started).as_secs_f64() < seconds {
-            CHUNK
-        } else {
-            CHUNK.min(wanted.saturating_sub(sent))
+            return 0;
+        }
+        match self.amount {
+            Amount::AtLeast { seconds, .. } if (now - self.started).as_secs_f64() < seconds => most,
+            _ => most.min(share.saturating_sub(sent)),
+        }
+    }
+}
+
+/// How many messages each producer sends, or sends at least: together exactly as many as were asked for.
+fn shares(workload: &Workload) -> impl Iterator<Item = u64> {
+    let (Amount::Messages(messages) | Amount::AtLeast { messages, .. }) = workload.amount;
+    let producers = workload.producers as u64;
+    (0..producers).map(move |producer| messages / producers + u64::from(producer < messages % producers))
+}
+
+/// How a producer sends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Way {
+    /// One by one, so many per second.
+    Paced { per_second: f64 },
+    /// As fast as the contender takes them, so many at a time.
+    Flood { batch: usize },
+}
+
+impl Way {
+    pub(crate) fn of(workload: &Workload) -> Self {
+        match workload.rate {
+            Some(rate) => Self::Paced { per_second: rate as f64 / workload.producers as f64 },
+            None => Self::Flood { batch: workload.batch },
         }
     }
 }
@@ -61,12 +82,12 @@ pub(crate) fn pump_all<C: Contender>(
     let window = Window::new(workload.window);
     let probe = &*run.probe;
     thread::scope(|scope| {
-        for (producer, source) in run.producers.iter_mut().zip(sources) {
+        for ((producer, source), share) in run.producers.iter_mut().zip(sources).zip(shares(workload)) {
             let credit = (!C::BOUNDS_ITSELF).then(|| window.credit(probe));
-            let mut pump = Pump { producer, source, credit, clock, probe, buffer: Vec::new() };
-            scope.spawn(move || match workload.rate {
-                Some(rate) => pump.paced(rate as f64 / workload.producers as f64),
-                None => pump.flood(workload.batch),
+            let mut pump = Pump { producer, source, share, credit, clock, probe, buffer: Vec::new() };
+            scope.spawn(move || match Way::of(workload) {
+                Way::Paced { per_second } => pump.paced(per_second),
+                Way::Flood { batch } => pump.flood(batch),
             });
         }
     });
@@ -76,6 +97,7 @@ pub(crate) fn pump_all<C: Contender>(
 struct Pump<'a, P> {
     producer: &'a mut P,
     source: &'a mut Source,
+    share: u64,
     credit: Option<Credit<'a>>,
     clock: &'a Clock,
     probe: &'a Probe,
@@ -85,9 +107,11 @@ struct Pump<'a, P> {
 impl<P: Producer> Pump<'_, P> {
     /// As fast as the contender takes them.
     fn flood(&mut self, batch: usize) {
+        // Whole batches, so that only the last of all can be shorter.
+        let most = CHUNK.next_multiple_of(batch as u64);
         let mut sent = 0;
         loop {
-            let chunk = self.clock.next_chunk(sent);
+            let chunk = self.clock.next_chunk(most, self.share, sent);
             if chunk == 0 || !self.admit(chunk) {
                 return;
             }
@@ -127,7 +151,7 @@ impl<P: Producer> Pump<'_, P> {
         let start_ns = self.probe.now_ns();
         let mut sent = 0;
         loop {
-            let chunk = self.clock.next_chunk(sent);
+            let chunk = self.clock.next_chunk(CHUNK, self.share, sent);
             if chunk == 0 || !self.admit(chunk) {
                 return;
             }
@@ -146,5 +170,88 @@ impl<P: Producer> Pump<'_, P> {
             now_ns = self.probe.now_ns();
         }
         self.producer.submit(self.source.next_message().stamped(due_ns, now_ns));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::{Arc, Mutex};
+
+    use anyhow::Result;
+
+    use super::*;
+    use crate::drive;
+    use crate::workload::{Tuning, Workload};
+
+    /// How many submissions of each size there were.
+    type Sizes = Arc<Mutex<BTreeMap<usize, u64>>>;
+
+    /// Handles everything at once, and tells what was submitted as counters of its own.
+    struct Recorder(Arc<Probe>, Sizes);
+
+    struct Inlet(Arc<Probe>, Sizes);
+
+    impl Producer for Inlet {
+        fn submit(&mut self, message: Message) {
+            self.submit_batch(&[message]);
+        }
+
+        fn submit_batch(&mut self, messages: &[Message]) {
+            *self.1.lock().unwrap().entry(messages.len()).or_default() += 1;
+            messages.iter().for_each(|message| self.0.handle(message));
+        }
+    }
+
+    impl Contender for Recorder {
+        const NAME: &'static str = "recorder";
+        const ABOUT: &'static str = "handles everything at once";
+
+        type Producer = Inlet;
+
+        fn start(_: &Workload, probe: Arc<Probe>) -> Result<Self> {
+            Ok(Self(probe, Sizes::default()))
+        }
+
+        fn producer(&mut self) -> Inlet {
+            Inlet(Arc::clone(&self.0), Arc::clone(&self.1))
+        }
+
+        fn counters(&self) -> Vec<(&'static str, f64)> {
+            let sizes = self.1.lock().unwrap();
+            let messages: u64 = sizes.iter().map(|(size, count)| *size as u64 * count).sum();
+            let ends = [sizes.first_key_value(), sizes.last_key_value()];
+            let [shortest, longest] = ends.map(|end| end.map_or(0, |(size, _)| *size));
+            vec![("messages", messages as f64), ("shortest", shortest as f64), ("longest", longest as f64)]
+        }
+
+        fn finish(self) {}
+    }
+
+    /// Runs the workload, and says how many messages there were, and how many in the shortest and in the longest submission.
+    fn submitted(change: impl FnOnce(Workload) -> Workload) -> [f64; 3] {
+        let tuning = Tuning { seconds: 0.01, layout: None, keys: None };
+        let outcome = drive::run::<Recorder>(&change(Workload::tiny("free", &tuning))).unwrap();
+        assert!(outcome.violations.is_empty() && !outcome.capped, "{outcome:?}");
+        ["messages", "shortest", "longest"].map(|metric| outcome.metrics[metric])
+    }
+
+    #[test]
+    fn exactly_so_many_messages_are_sent_however_many_send_them() {
+        for producers in [1, 2, 3, 7] {
+            let [messages, ..] = submitted(|free| Workload { producers, ..free }.exactly(1_000));
+            assert_eq!(messages, 1_000.0, "from {producers} producers");
+        }
+        let rate = Some(5_000);
+        let [messages, ..] = submitted(|free| Workload { producers: 3, rate, ..free }.exactly(100));
+        assert_eq!(messages, 100.0, "at a rate");
+    }
+
+    #[test]
+    fn submissions_are_as_long_as_was_asked_for() {
+        for batch in [1, 7, 64, 100, 1_000] {
+            let seen = submitted(|free| Workload { batch, ..free }.exactly(10 * batch as u64));
+            assert_eq!(seen, [10.0 * batch as f64, batch as f64, batch as f64], "{batch} at a time");
+        }
     }
 }

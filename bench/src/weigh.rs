@@ -41,7 +41,7 @@ pub(crate) fn weigh<C: Contender>(workload: &Workload) -> Result<Outcome> {
 
     run.probe.open_gate();
     let cap = Instant::now() + Duration::from_secs_f64(workload.cap_seconds);
-    let generations = workload.keys.div_ceil(HELD_KEYS).max(2);
+    let generations = generations(workload);
     let mut drained = drain(&run.probe, sent_after(0), cap);
     // What a burst has left is kept for a moment, in case there is another one.
     thread::sleep(SETTLE);
@@ -65,6 +65,11 @@ pub(crate) fn weigh<C: Contender>(workload: &Workload) -> Result<Outcome> {
     let per_cell = sent_after(generations) / HELD_KEYS;
     outcome.violations = run.finish((0..HELD_KEYS as usize).map(|cell| (cell, per_cell)));
     Ok(outcome)
+}
+
+/// How many times all keys come and go.
+pub(crate) fn generations(workload: &Workload) -> u64 {
+    workload.keys.div_ceil(HELD_KEYS).max(2)
 }
 
 /// Memory of this process.

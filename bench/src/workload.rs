@@ -21,6 +21,13 @@ pub const MESSAGES_PER_KEY: u32 = 10;
 /// One in so many messages is of the hot family, where there is one. Document 003 gives it thirty times as many, which, strictly
 /// one after the other, would take seven minutes and not a quarter of one.
 pub const FAMILY_EVERY: u64 = 100;
+/// Where exactly so many messages are asked for, nobody is cut off who takes so many times as long as one worker would that handles
+/// them one after the other,
+const PATIENCE: f64 = 4.0;
+/// and loses so much time with each: many times what any contender does, short sleeps included, which last longer than they should.
+const LOST_SECONDS_PER_MESSAGE: f64 = 1e-4;
+/// But nobody waits longer than a week.
+const CAP_SECONDS_MAX: f64 = 7.0 * 86_400.0;
 /// The key of the hot family.
 pub const FAMILY: u64 = 0;
 
@@ -128,6 +135,15 @@ impl Cost {
                 Duration::from_micros(min + draw % (max - min + 1))
             }
             _ => Duration::ZERO,
+        }
+    }
+
+    /// The longest that a handler takes.
+    fn longest(&self) -> Duration {
+        match *self {
+            Self::SpinNanoseconds(nanoseconds) => Duration::from_nanos(nanoseconds),
+            Self::SleepMicroseconds { max, .. } => Duration::from_micros(max),
+            Self::Tiny | Self::Gate => Duration::ZERO,
         }
     }
 
@@ -293,6 +309,14 @@ impl Workload {
     pub fn open_loop(self, rate: u64, seconds: f64) -> Self {
         let messages = (rate as f64 * seconds) as u64;
         Self { kind: Kind::Latency, rate: Some(rate), amount: Amount::Messages(messages), ..self }
+    }
+
+    /// Exactly so many messages: a run that is cut off has sent fewer, so the cap follows from what they must take.
+    pub fn exactly(self, messages: u64) -> Self {
+        let interval = self.rate.map_or(0.0, |rate| 1.0 / rate as f64);
+        let each = interval + self.cost.longest().as_secs_f64() + LOST_SECONDS_PER_MESSAGE;
+        let cap_seconds = (3.0 + PATIENCE * messages as f64 * each).min(CAP_SECONDS_MAX);
+        Self { amount: Amount::Messages(messages), cap_seconds, ..self }
     }
 
     /// Handlers that wait 1 ms on so many workers: half a second of ideal time, whatever their number.
