@@ -215,6 +215,15 @@ pub(crate) struct Ingress<K, M> {
 }
 
 impl<K, M> Ingress<K, M> {
+    /// The dispatcher is removed: no layout has this epoch.
+    pub(crate) fn retire(&mut self) {
+        self.epoch = u64::MAX;
+    }
+
+    pub(crate) fn is_retired(&self) -> bool {
+        self.epoch == u64::MAX
+    }
+
     pub(crate) fn new(epoch: u64) -> Self {
         Ingress {
             buffer: Arrivals::new(),

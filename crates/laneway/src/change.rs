@@ -385,7 +385,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::{Engine, Topology};
+    use crate::{Bound, Engine, Message, Overflow, Refusal, Topology, engine::Attempt, message::Item};
 
     /// Shorter than a change waits for a handler that does not return.
     const DEADLINE: Duration = Duration::from_secs(20);
@@ -398,6 +398,29 @@ mod tests {
             assert!(Instant::now() < deadline, "{what} did not come");
             thread::yield_now();
         }
+    }
+
+    #[test]
+    fn what_is_dropped_at_a_dispatcher_that_has_gone_is_counted_at_one_that_is_there() {
+        let engine = Engine::builder()
+            .topology(Topology::builder().dispatcher("a").dispatcher("b").worker("w", ["a", "b"]).build())
+            .overflow(Overflow::DropNewest)
+            .handle(|_, (): &mut ()| ())
+            .build()
+            .unwrap();
+        // A submitter that has found it full, and is slow.
+        let shared = &engine.handle().shared;
+        let gone = shared.layout.load().dispatchers[1].clone();
+        let item = || Item { fingerprint: 7, accepted_at: 0, message: Message::new(7_u64, ()) };
+        engine.remove_dispatcher("b").unwrap();
+        engine
+            .add_dispatcher("c", &["w"])
+            .expect("with it what the other one has counted is counted for good");
+        assert!(matches!(shared.full(item(), Bound::Dispatcher, &gone), Attempt::Ended(Ok(_))));
+        let _ = shared.refuse(item(), Refusal::Full(Bound::Dispatcher), Some(&gone));
+        let snapshot = engine.snapshot();
+        assert_eq!((snapshot.account.dropped, snapshot.refusals.total()), (1, 1));
+        assert!(snapshot.account.balances());
     }
 
     /// A handler that is in the midst of a stream while another thread adds a dispatcher, and so has to wait for it.

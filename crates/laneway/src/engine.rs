@@ -230,7 +230,7 @@ struct Blocked<'a, K, M> {
 }
 
 /// What one attempt to submit came to.
-enum Attempt<K, M> {
+pub(crate) enum Attempt<K, M> {
     Ended(Result<Admission, Refused<K, M>>),
     /// No room: the message, the bound, and the dispatcher it would go to.
     Full(Item<K, M>, Bound, Arc<Dispatcher<K, M>>),
@@ -527,13 +527,18 @@ impl<K: Hash, M> Shared<K, M> {
     }
 
     /// A full bound: what its policy says, as far as that does not mean to wait.
-    fn full(&self, arrival: Item<K, M>, bound: Bound, dispatcher: &Arc<Dispatcher<K, M>>) -> Attempt<K, M> {
+    pub(crate) fn full(
+        &self,
+        arrival: Item<K, M>,
+        bound: Bound,
+        dispatcher: &Arc<Dispatcher<K, M>>,
+    ) -> Attempt<K, M> {
         let kind = arrival.message.kind;
         match self.policy(bound, dispatcher) {
             Overflow::Block | Overflow::BlockFor(_) => Attempt::Full(arrival, bound, dispatcher.clone()),
             Overflow::DropNewest if !kind.is_control() => {
                 let dropped = Dropped { bound, policy: Overflow::DropNewest, kind };
-                dispatcher.count_dropped(dropped);
+                self.count_at(Some(dispatcher), |dispatcher| dispatcher.count_dropped(dropped));
                 self.drop_message(arrival.message, dropped);
                 Attempt::Ended(Ok(Admission::Dropped))
             }
@@ -618,11 +623,17 @@ impl<K: Hash, M> Shared<K, M> {
         reason: Refusal,
         dispatcher: Option<&Dispatcher<K, M>>,
     ) -> Result<Admission, Refused<K, M>> {
-        match dispatcher {
-            Some(dispatcher) => dispatcher.count_refused(reason),
-            None => self.layout.load().dispatchers[0].count_refused(reason),
-        }
+        self.count_at(dispatcher, |dispatcher| dispatcher.count_refused(reason));
         Err(Refused { message: arrival.message, reason })
+    }
+
+    /// Counts at this dispatcher or, if there is none or it was removed since it was found, at one that is there.
+    fn count_at(&self, dispatcher: Option<&Dispatcher<K, M>>, count: impl Fn(&Dispatcher<K, M>) -> bool) {
+        let mut counted = dispatcher.is_some_and(&count);
+        while !counted {
+            // A layout has a dispatcher. All of it may have been replaced since it was loaded, and then there is another one.
+            counted = self.layout.load().dispatchers.iter().any(|dispatcher| count(dispatcher));
+        }
     }
 
     /// A message that made room for another.

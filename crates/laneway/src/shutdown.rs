@@ -34,6 +34,24 @@ impl<K, M> Shared<K, M> {
     /// Step 1: no more messages. Not while the layout is replaced: dispatchers that come with it have to be closed, too.
     pub(crate) fn close(&self) {
         let _changing = crate::sync::lock(&self.changing);
+        self.close_admission();
+    }
+
+    /// Closes when the last slot has gone with its runtime: whoever waited for room would wait for ever. (Without the lock above, which this thread may have: a change that
+    /// spawns a slot on a runtime that is no more drops it at once. What comes with that change has the flag to go by.)
+    #[cfg(feature = "tokio")]
+    pub(crate) fn close_if_abandoned(&self) {
+        let is_ending = self.give_way.load(Ordering::Acquire);
+        let has_slots = matches!(self.spawn, Spawn::Slots(..));
+        if has_slots
+            && !is_ending
+            && self.layout.load().seats.iter().all(|seat| seat.gone.load(Ordering::Acquire))
+        {
+            self.close_admission();
+        }
+    }
+
+    fn close_admission(&self) {
         // The flag first, and every way in looks at it: who was refused once is not accepted later by a dispatcher that is still open.
         self.detour.store(true, Ordering::Release);
         self.closed.store(true, Ordering::Release);

@@ -28,7 +28,7 @@ use tokio::{
     sync::{Barrier, Semaphore},
     time::timeout,
 };
-use witness::{A_MOMENT, DEADLINE, Log, Witness, eventually, send};
+use witness::{A_MOMENT, DEADLINE, Log, Witness, eventually, send, within};
 
 fn runtime() -> Runtime {
     RuntimeBuilder::new_multi_thread().worker_threads(2).enable_time().build().unwrap()
@@ -735,6 +735,28 @@ fn a_runtime_that_goes_gives_back_what_its_slots_had_in_hand() {
         .into_iter()
         .for_each(|message| returned.entry(message.key).or_default().push(message.body));
     assert!(returned.values().all(|numbers| numbers == &[0, 1, 2]), "in order, heads first: {returned:?}");
+}
+
+/// There is nobody left who could make room.
+#[test]
+fn whoever_submits_when_the_runtime_has_gone_is_refused() {
+    let runtime = runtime();
+    let engine = slots(&runtime, 2)
+        .worker_queue_capacity(1)
+        .handle_async(|_: Delivery<u64, u64>| pending::<()>())
+        .build()
+        .unwrap();
+    let handle = engine.handle();
+    send(&engine, [(0, 0)]);
+    let waiting = std::thread::spawn(move || handle.submit((1, 0)));
+    eventually("it waits", || engine.snapshot().dispatchers[0].in_flight == 1);
+    drop(runtime);
+    let (handle, closed) = (engine.handle(), Some(Refusal::Closed));
+    let late = within(DEADLINE, "a submission", move || handle.submit((2, 0)));
+    assert_eq!(late.err().map(|refused| refused.reason), closed);
+    let waited = within(DEADLINE, "the one that waits", move || waiting.join().unwrap());
+    assert_eq!(waited.err().map(|refused| refused.reason), closed);
+    assert_eq!(engine.shutdown(Duration::ZERO).returned.len(), 1);
 }
 
 #[test]

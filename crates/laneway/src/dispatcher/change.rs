@@ -81,7 +81,7 @@ impl<K, M> Locked<'_, K, M> {
 
     /// No submission will come here any more; those that still try have to place their message again.
     pub(crate) fn retire(&mut self) {
-        self.ingress.epoch = u64::MAX;
+        self.ingress.retire();
     }
 
     fn note_accepted(&mut self) {

@@ -52,6 +52,9 @@ const ADMIT_AT_ONCE: usize = 1_024;
 /// more threads than cores, that is when a worker goes on; otherwise it costs some 20 µs. Measured: a tenth more messages than without, and 300 are no better.
 const OFFERS_BEFORE_WAIT: u32 = 64;
 
+/// So many messages fit into what is kept of a burst.
+const LITTLE: usize = 512;
+
 /// Submitters that meet at the ingress lock more often than once in so many messages are a crowd. Picked, not tuned: what was measured (see `push_in_a_crowd`) is the whole,
 /// with this number.
 const CROWD: u64 = 128;
@@ -143,8 +146,8 @@ struct Inner<K, M> {
     stopped: bool,
     /// Messages that have left, whichever way.
     released: u64,
-    /// Since when nothing has been here, as far as somebody lay down meanwhile.
-    idle_since: Option<u64>,
+    /// Since when there has been [little](LITTLE) here, as far as somebody had nothing to do meanwhile.
+    little_since: Option<u64>,
 }
 
 impl<K, M> Inner<K, M> {
@@ -154,20 +157,27 @@ impl<K, M> Inner<K, M> {
         self.lanes.next_due().is_some_and(|due| kept_until.is_none_or(|until| until > due))
     }
 
+    /// Something is being done. A trickle does not need the memory that a burst has left.
+    fn note_work(&mut self) {
+        if self.inbox.len() + self.lanes.waiting_messages() > LITTLE {
+            self.little_since = None;
+        }
+    }
+
     fn admit_inbox(&mut self) {
         while let Some(arrival) = self.inbox.pop() {
             self.lanes.admit(arrival);
         }
     }
 
-    /// Gives back the memory that a burst has left behind, once nothing has been here for long enough; otherwise says when that will be.
+    /// Gives back the memory that a burst has left behind, once there has been little for long enough; otherwise says when that will be. Only while nothing is here.
     fn tidy_up(&mut self, ingress: &mut Ingress<K, M>, clock: &Clock, linger: u64) -> Tidied<K, M> {
         let is_large = self.lanes.is_large() || self.inbox.is_large() || ingress.buffer.is_large();
         if !is_large || !self.lanes.is_quiet() {
             return Tidied { due: None, spare: [VecDeque::new(), VecDeque::new()] };
         }
         let now = clock.now();
-        let due = self.idle_since.get_or_insert(now).saturating_add(linger);
+        let due = self.little_since.get_or_insert(now).saturating_add(linger);
         if due > now {
             return Tidied { due: Some(due), spare: [VecDeque::new(), VecDeque::new()] };
         }
@@ -255,7 +265,7 @@ impl<K, M> Dispatcher<K, M> {
             lanes_turn: false,
             stopped: false,
             released: 0,
-            idle_since: None,
+            little_since: None,
         };
         Dispatcher {
             name,
@@ -544,19 +554,30 @@ impl<K, M> Dispatcher<K, M> {
         Some(Evicted { fingerprint, message: item.message, bound })
     }
 
-    /// Counts a message that was dropped before it got in: accepted and released at once, so that the account balances.
-    pub(crate) fn count_dropped(&self, dropped: Dropped) {
+    /// Counts a message that was dropped before it got in: accepted and released at once, so that the account balances. False if the dispatcher
+    /// has been removed: what it has counted may have been counted for good.
+    pub(crate) fn count_dropped(&self, dropped: Dropped) -> bool {
         let mut inner = lock(&self.inner);
         let mut ingress = self.ingress();
+        if ingress.is_retired() {
+            return false;
+        }
         ingress.accepted += 1;
         self.note_accepted(&ingress);
         ingress.drops.record(dropped);
         inner.released += 1;
         self.released.store(inner.released, Ordering::Release);
+        true
     }
 
-    pub(crate) fn count_refused(&self, reason: Refusal) {
-        self.ingress().refusals.record(reason);
+    /// The same for one that was refused.
+    pub(crate) fn count_refused(&self, reason: Refusal) -> bool {
+        let mut ingress = self.ingress();
+        let is_here = !ingress.is_retired();
+        if is_here {
+            ingress.refusals.record(reason);
+        }
+        is_here
     }
 
     /// What has left so far, for a submitter that is about to wait for more.
@@ -715,7 +736,7 @@ impl<K, M> Dispatcher<K, M> {
         }
         let streams = wants.stream && self.may_stream(inner);
         if streams && self.begin_stream(inner, wants, hand) {
-            inner.idle_since = None;
+            inner.note_work();
             return Found::Turn;
         }
         if !(streams && inner.lanes.has_ready()) {
@@ -730,7 +751,7 @@ impl<K, M> Dispatcher<K, M> {
             // Not a reason to wake anybody yet: this worker may lie down here itself.
             return if unattended { Found::NothingYet } else { Found::Nothing };
         }
-        inner.idle_since = None;
+        inner.note_work();
         if unattended {
             wakes.add(self.take_sleeper(inner));
         }
@@ -867,6 +888,16 @@ impl<K, M> Dispatcher<K, M> {
             quiet();
         }
         Asleep::Until(until)
+    }
+
+    /// The same without lying down, for workers that never do.
+    pub(crate) fn tidy_up(&self, sleeper: &Sleeper, clock: &Clock) {
+        let Some(mut inner) = try_lock(&self.inner) else { return };
+        let mut ingress = self.ingress();
+        let Tidied { spare, .. } = inner.tidy_up(&mut ingress, clock, sleeper.linger());
+        drop(ingress);
+        drop(inner);
+        drop(spare);
     }
 
     /// Takes a worker off the list when it is up again. True if it leaves something to be seen to: it kept the time here, or somebody

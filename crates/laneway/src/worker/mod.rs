@@ -121,6 +121,9 @@ const SLOW: u64 = 50_000;
 const HAND_LANES: usize = 128;
 const HAND_MESSAGES: usize = 512;
 
+/// A worker that never sleeps tidies up once in so many looks that find nothing: every millisecond or so.
+const IDLE_LOOKS: u32 = 4_096;
+
 /// While messages are quick, one in this many is timed.
 const TIMED_ONE_IN: u32 = 64;
 
@@ -280,6 +283,8 @@ pub(crate) struct Worker<K, M> {
     released_before: u64,
     /// What to tell the mappings once a hand is settled.
     released_turns: Vec<(u64, u64)>,
+    /// Looks that have found nothing since it last tidied up, if it never sleeps.
+    idle_looks: u32,
 }
 
 impl<K, M> Worker<K, M>
@@ -310,6 +315,7 @@ where
             supply: Supply::Plenty,
             released_before: 0,
             released_turns: Vec::new(),
+            idle_looks: 0,
         }
     }
 
@@ -499,8 +505,12 @@ where
         }
     }
 
-    /// Is idle and will look again at once: tells those who wait for that, as lying down does.
-    pub(crate) fn stay_up(&self) {
+    /// Is idle and will look again at once: tells those who wait for that, as lying down does, and now and then sees to what a burst has left.
+    pub(crate) fn stay_up(&mut self) {
+        self.idle_looks = (self.idle_looks + 1) % IDLE_LOOKS;
+        if self.idle_looks == 0 {
+            self.row.iter().for_each(|dispatcher| dispatcher.tidy_up(&self.sleeper, &self.shared.clock));
+        }
         self.row.iter().for_each(|dispatcher| dispatcher.room.made_last());
         self.shared.quiet.made_last();
     }
@@ -571,6 +581,8 @@ impl<K, M> Drop for Worker<K, M> {
             dispatcher.pass_on();
         }
         self.seat.gone.store(true, Ordering::Release);
+        #[cfg(feature = "tokio")]
+        self.shared.close_if_abandoned();
         self.shared.quiet.made_last();
     }
 }

@@ -77,7 +77,7 @@ fn rest<K: Clone, M>(worker: &mut Worker<K, M>, strategy: WaitStrategy) {
     }
 }
 
-fn stay_up<K: Clone, M>(worker: &Worker<K, M>, between: impl Fn()) {
+fn stay_up<K: Clone, M>(worker: &mut Worker<K, M>, between: impl Fn()) {
     worker.stay_up();
     between();
 }
