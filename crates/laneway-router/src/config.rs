@@ -152,6 +152,8 @@ pub struct Http {
     pub body_timeout: Duration,
     /// How long an answer may take.
     pub request_timeout: Duration,
+    /// How long a client may take nothing of an answer.
+    pub write_timeout: Duration,
 }
 
 /// The dashboard.
@@ -362,7 +364,8 @@ fn read_http(s: &mut Section<'_>) -> Http {
         connections_max: s.integer("connections-max", 1..=1_000_000) as usize,
         head_timeout: s.duration("head-timeout", seconds.clone()),
         body_timeout: s.duration("body-timeout", seconds.clone()),
-        request_timeout: s.duration("request-timeout", seconds),
+        request_timeout: s.duration("request-timeout", seconds.clone()),
+        write_timeout: s.duration("write-timeout", seconds),
     }
 }
 

@@ -7,8 +7,8 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full};
-use hyper::body::Bytes;
-use hyper::{HeaderMap, Method, Request};
+use hyper::body::{Bytes, Incoming};
+use hyper::{HeaderMap, Method, Request, Response};
 use hyper_util::client::legacy::{Client as Hyper, connect::HttpConnector};
 use hyper_util::rt::TokioExecutor;
 use laneway_router::config::{Config, Layering};
@@ -132,21 +132,18 @@ impl Bench {
         self.called.lock().unwrap().insert((method.to_lowercase(), template(path)));
     }
 
-    /// The next second of the stream.
-    async fn next_second(&self) -> Value {
+    /// The stream, from its next second on.
+    async fn stream(&self) -> Response<Incoming> {
         self.note("GET", "/api/stream");
         let request = Request::get(format!("{}/api/stream", self.base())).body(Full::default()).unwrap();
-        let mut answer = self.client.request(request).await.expect("an answer");
+        let answer = self.client.request(request).await.expect("an answer");
         assert_eq!(answer.headers()["content-type"], "text/event-stream");
-        let mut text = String::new();
-        loop {
-            let frame = tokio::time::timeout(DEADLINE, answer.frame()).await.expect("an event in time");
-            text.push_str(std::str::from_utf8(&frame.unwrap().unwrap().into_data().unwrap()).unwrap());
-            let data = text.lines().find_map(|line| line.strip_prefix("data: "));
-            if let Some(data) = data.filter(|_| text.ends_with("\n\n")) {
-                return serde_json::from_str(data).unwrap();
-            }
-        }
+        answer
+    }
+
+    /// The next second of the stream.
+    async fn next_second(&self) -> Value {
+        next_event(&mut self.stream().await).await
     }
 
     /// Asks until the answer is right.
@@ -171,6 +168,19 @@ impl Bench {
 
     fn target(&self, name: &str) -> String {
         format!("{}/api/test/{name}", self.base())
+    }
+}
+
+/// The next event of a stream.
+async fn next_event(stream: &mut Response<Incoming>) -> Value {
+    let mut text = String::new();
+    loop {
+        let frame = tokio::time::timeout(DEADLINE, stream.frame()).await.expect("an event in time");
+        text.push_str(std::str::from_utf8(&frame.unwrap().unwrap().into_data().unwrap()).unwrap());
+        let data = text.lines().find_map(|line| line.strip_prefix("data: "));
+        if let Some(data) = data.filter(|_| text.ends_with("\n\n")) {
+            return serde_json::from_str(data).unwrap();
+        }
     }
 }
 
@@ -822,6 +832,29 @@ async fn clients_that_dawdle_are_hung_up_on() {
     ];
     bench.get("/health/live").await;
     drop(idle);
+    bench.shutdown().await;
+}
+
+/// A client that asks and asks and takes no answer keeps its place for the write timeout only; a stream goes on for longer.
+#[tokio::test]
+async fn clients_that_take_no_answer_are_hung_up_on() {
+    let bench = Bench::new("laneway.http { write-timeout = 200 ms, connections-max = 2 }").await;
+    let mut deaf = Vec::new();
+    for _ in 0..2 {
+        let mut stream = TcpStream::connect(bench.service.http_address()).await.unwrap();
+        // More answers than the system keeps for a client, in as many requests as it keeps for the service.
+        let ask = "GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(1_000);
+        stream.write_all(ask.as_bytes()).await.unwrap();
+        tokio::time::timeout(DEADLINE, stream.readable()).await.expect("has a place").unwrap();
+        deaf.push(stream);
+    }
+    bench.get("/health/live").await;
+    drop(deaf);
+    let mut stream = bench.stream().await;
+    for _ in 0..2 {
+        next_event(&mut stream).await; // a second apart, which is longer than the timeout
+    }
+    drop(stream);
     bench.shutdown().await;
 }
 
