@@ -765,6 +765,37 @@ async fn with_a_token_only_health_metrics_and_the_description_are_open() {
     bench.shutdown().await;
 }
 
+/// Without a token whoever may publish could have the router call its own admin routes: the guard knows its calls by their fence.
+#[tokio::test]
+async fn a_message_cannot_operate_the_router_that_delivers_it() {
+    let bench = Bench::new("laneway.ingress { enabled = true, bind = \"127.0.0.1:0\" }").await;
+    let pause = format!("{}/api/pools/DEFAULT-POOL/pause", bench.base());
+    let message = json!({ "id": "published", "poolCode": "", "mediationTarget": pause });
+    bench.post("/api/messages", message).await.with(202);
+    let letters = bench.until("/api/dead-letters", |letters| letters[0]["id"] == "published").await;
+    let reason = letters[0]["reason"].as_str().unwrap();
+    assert!(reason.contains("403") && reason.contains("admin-token"), "{reason}");
+
+    let line = json!({ "id": "line", "correlationId": 7, "notify": true, "mediationType": "HTTP", "mediationTarget": pause });
+    let mut ingress = TcpStream::connect(bench.service.ingress_address().unwrap()).await.unwrap();
+    ingress.write_all(format!("{line}\n").as_bytes()).await.unwrap();
+    let ended = |it: &Value| it["tasksFailed"] == 1;
+    bench.until("/api/ingress", |ingress| ingress["partitions"].as_array().unwrap().iter().any(ended)).await;
+    assert_eq!(bench.get("/api/pools").await[0]["state"], "open");
+
+    // The test targets are for messages, and whoever calls without a fence is a person.
+    bench
+        .post(
+            "/api/messages",
+            json!({ "id": "1", "poolCode": "", "mediationTarget": bench.target("success") }),
+        )
+        .await
+        .with(202);
+    bench.until("/api/pools", |pools| pools[0]["counts"]["succeeded"] == 1).await;
+    bench.call("POST", "/api/pools/DEFAULT-POOL/pause", None).await.with(200);
+    bench.shutdown().await;
+}
+
 #[tokio::test]
 async fn beyond_loopback_there_is_no_start_without_a_token() {
     let folder = tempfile::tempdir().unwrap();
