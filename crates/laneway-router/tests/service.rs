@@ -1055,6 +1055,32 @@ async fn a_reload_that_is_not_right_changes_nothing() {
     bench.shutdown().await;
 }
 
+/// A payload may be more than a JSON library would take apart: numbers without a place among the floats, or a depth without end.
+#[tokio::test]
+async fn secrets_of_a_dead_letter_are_hidden_whatever_its_payload() {
+    let bench = Bench::new("").await;
+    let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
+    for payload in [r#"{"x":1e999}"#, &deep] {
+        let message = format!(
+            r#"{{"id": "m", "poolCode": "", "mediationTarget": "{}?key=hush", "authToken": "hush", "headers": {{"x-key": "hush"}}, "payload": {payload}}}"#,
+            bench.target("client-error")
+        );
+        let request = Request::post(format!("{}/api/messages", bench.base()))
+            .header("content-type", "application/json")
+            .body(Full::from(message))
+            .unwrap();
+        bench.send(request).await.with(202);
+        let letters = bench.until("/api/dead-letters", |letters| letters[0]["sequence"].is_u64()).await;
+        let text = letters[0]["text"].as_str().unwrap();
+        assert!(!letters.to_string().contains("hush"), "{text}");
+        assert_eq!(letters[0]["id"], "m");
+        assert!(text.contains(payload) && text.contains("x-key"), "{text}");
+        assert!(text.contains(&bench.target("client-error")), "{text}");
+        bench.call("DELETE", "/api/dead-letters", None).await.with(200);
+    }
+    bench.shutdown().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pool_makes_all_of_its_attempts_before_its_policy_decides() {
     let file = "laneway { mediator.breaker.calls-min = 1000, pool-defaults { backoff = 1 ms, backoff-max = 1 ms, attempts = 7 }

@@ -1,15 +1,19 @@
 //! `/api/sources`, `/api/dead-letters`, `/api/quarantine`: what the queues hold, and what came to rest in them.
 
+use std::collections::BTreeMap;
+
 use axum::Extension;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::value::{RawValue, to_raw_value};
 
 use super::guard::Detail;
 use super::input::{Json, Query};
 use super::problem::Problem;
 use super::route::Route;
 use super::{iso, iso_of, most, queue_of};
+use crate::mediator::headers::is_secret;
+use crate::message;
 use crate::router::SourceView;
 use crate::service::Service;
 use crate::source::embedded::{BATCH_MAX, Kept};
@@ -124,7 +128,7 @@ struct Which {
     queue: Option<String>,
 }
 
-/// A message that came to rest. Its token and the values of its headers are hidden.
+/// A message that came to rest. Its token, the values of its headers and the query of its target are hidden.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct KeptMessage {
@@ -140,12 +144,7 @@ struct KeptMessage {
 
 impl From<Kept> for KeptMessage {
     fn from(kept: Kept) -> Self {
-        let parsed: Option<Value> = serde_json::from_slice(&kept.text).ok().filter(Value::is_object);
-        let id = parsed.as_ref().and_then(|message| message["id"].as_str().map(str::to_owned));
-        let text = match parsed {
-            Some(message) => without_secrets(message).to_string(),
-            None => String::from_utf8_lossy(&kept.text).into_owned(),
-        };
+        let (id, text) = shown(&kept.text);
         KeptMessage {
             sequence: kept.sequence,
             id,
@@ -159,15 +158,44 @@ impl From<Kept> for KeptMessage {
     }
 }
 
-fn without_secrets(mut message: Value) -> Value {
-    const HIDDEN: &str = "(hidden)";
-    if !message["authToken"].is_null() {
-        message["authToken"] = HIDDEN.into();
+/// Any JSON, which is not taken apart further than asked: a message may have in its payload what no value of JSON could hold.
+type Fields = BTreeMap<String, Box<RawValue>>;
+
+/// What stands for a secret.
+const HIDDEN: &str = "(hidden)";
+
+/// The id of a message, if it has one, and its text as it may be shown. Where nobody can tell what in it is a secret, that is its length.
+fn shown(text: &[u8]) -> (Option<String>, String) {
+    let Ok(mut fields) = serde_json::from_slice::<Fields>(text) else {
+        return (None, format!("({} bytes that are no JSON object, and may be secret)", text.len()));
+    };
+    let id = fields.get("id").and_then(|id| serde_json::from_str(id.get()).ok());
+    for (name, value) in &mut fields {
+        match name.as_str() {
+            // What is not there is no secret.
+            _ if value.get() == "null" => {}
+            "mediationTarget" => *value = shown_target(value),
+            "headers" => *value = shown_headers(value),
+            name if is_secret(name) => *value = raw(HIDDEN),
+            _ => {}
+        }
     }
-    if let Some(headers) = message.get_mut("headers").and_then(Value::as_object_mut) {
-        headers.values_mut().for_each(|value| *value = HIDDEN.into());
-    }
-    message
+    (id, raw(&fields).get().to_owned())
+}
+
+fn shown_target(value: &RawValue) -> Box<RawValue> {
+    let target: Result<String, _> = serde_json::from_str(value.get());
+    target.map_or_else(|_| raw(HIDDEN), |target| raw(&message::without_secrets(&target)))
+}
+
+fn shown_headers(value: &RawValue) -> Box<RawValue> {
+    let names: Result<Fields, _> = serde_json::from_str(value.get());
+    let hidden = |names: Fields| names.into_keys().map(|name| (name, HIDDEN)).collect::<BTreeMap<_, _>>();
+    names.map_or_else(|_| raw(HIDDEN), |names| raw(&hidden(names)))
+}
+
+fn raw(value: &(impl Serialize + ?Sized)) -> Box<RawValue> {
+    to_raw_value(value).expect("texts and what was JSON before")
 }
 
 type Answer = Result<axum::Json<Vec<KeptMessage>>, Problem>;
@@ -206,7 +234,7 @@ async fn redrive(
         return Err(Problem::unprocessable(format!("more than {BATCH_MAX} sequences at once")));
     }
     let which = match &asked.sequences {
-        Some(sequences) => format!("sequences {}", shown(sequences)),
+        Some(sequences) => format!("sequences {}", first_of(sequences)),
         None => "the oldest".to_owned(),
     };
     let redriven = queue.redrive(asked.sequences, asked.most.unwrap_or(BATCH_MAX)).await?;
@@ -214,7 +242,7 @@ async fn redrive(
 }
 
 /// The first of many numbers.
-fn shown(sequences: &[u64]) -> String {
+fn first_of(sequences: &[u64]) -> String {
     const SHOWN: usize = 20;
     let first: Vec<String> = sequences.iter().take(SHOWN).map(ToString::to_string).collect();
     let more = if sequences.len() > SHOWN { " and more" } else { "" };
@@ -240,4 +268,27 @@ async fn purge_quarantine(
 ) -> Result<axum::Json<Purged>, Problem> {
     let purged = queue_of(&service, which.queue.as_deref())?.1.purge_quarantine().await?;
     Ok(axum::Json(Purged { purged }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_be_secret_is_hidden_in_whatever_came_to_rest() {
+        let text = r#"{"id":"m","authToken":"hush","headers":{"x-key":"hush","n":1e999},"mediationTarget":"https://me:hush@host/a?hush#hush","payload":{"authToken":1e999}}"#;
+        let wanted = r#"{"authToken":"(hidden)","headers":{"n":"(hidden)","x-key":"(hidden)"},"id":"m","mediationTarget":"https://host/a","payload":{"authToken":1e999}}"#;
+        assert_eq!(shown(text.as_bytes()), (Some("m".to_owned()), wanted.to_owned()));
+        for (text, wanted) in [
+            (r#"{"id":7,"auth_token":"hush"}"#, r#"{"auth_token":"(hidden)","id":7}"#),
+            (r#"{"headers":["hush"]}"#, r#"{"headers":"(hidden)"}"#),
+            (r#"{"mediationTarget":["hush"]}"#, r#"{"mediationTarget":"(hidden)"}"#),
+            (r#"{"authToken":null,"headers":null}"#, r#"{"authToken":null,"headers":null}"#),
+            (r#"[{"authToken":"hush"}]"#, "(22 bytes that are no JSON object, and may be secret)"),
+            (r#"{"authToken":"hush""#, "(19 bytes that are no JSON object, and may be secret)"),
+        ] {
+            assert_eq!(shown(text.as_bytes()), (None, wanted.to_owned()), "{text}");
+        }
+        assert_eq!(shown(b"\xff\xfe").1, "(2 bytes that are no JSON object, and may be secret)");
+    }
 }

@@ -81,8 +81,8 @@ const SECRET: [&str; 12] = [
     "token",
 ];
 
-/// Whether the value of a header is probably a secret, by its name. To be mistaken costs a word in a reason that is not shown.
-pub(super) fn is_secret(name: &str) -> bool {
+/// Whether the value of a header, or of a field, is probably a secret, by its name. To be mistaken costs a word that is not shown.
+pub(crate) fn is_secret(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     SECRET.iter().any(|word| name.contains(word))
 }
