@@ -665,6 +665,27 @@ async fn dead_letters_are_listed_by_page_redriven_by_choice_and_purged() {
     assert_eq!(queue.purge_quarantine().await, Ok(0));
 }
 
+/// Messages may be long: a page ends before it is more than anybody should have to read at once.
+#[tokio::test(start_paused = true)]
+async fn a_page_of_dead_letters_has_a_size() {
+    let (_store, queue) = memory(inline());
+    publish(&queue, (0..40).map(|_| of("a", "x".repeat(256 * 1024)))).await;
+    let held = claim(&queue, 40).await;
+    settle(&queue, &held, Disposal::DeadLetter { reason: "no".to_owned() }).await;
+    let mut pages: Vec<Vec<u64>> = Vec::new();
+    loop {
+        let after = pages.last().and_then(|page| page.last()).copied().unwrap_or(0);
+        let page = queue.dead_letters(after, 1_000).await.expect("a page");
+        if page.is_empty() {
+            break;
+        }
+        pages.push(page.iter().map(|kept| kept.sequence).collect());
+    }
+    // Sixteen would be the four mebibytes, and their reasons.
+    assert_eq!(pages.iter().map(Vec::len).collect::<Vec<_>>(), [15, 15, 10]);
+    assert!(pages.concat().into_iter().eq(1..=40));
+}
+
 // Waiting and waking.
 
 #[tokio::test(start_paused = true)]

@@ -1081,6 +1081,35 @@ async fn secrets_of_a_dead_letter_are_hidden_whatever_its_payload() {
     bench.shutdown().await;
 }
 
+/// A page ends where it would be too much to read, and says where the next one begins.
+#[tokio::test]
+async fn a_page_of_dead_letters_is_bounded_and_names_the_next() {
+    let bench = Bench::new("").await;
+    let target = bench.target("client-error");
+    let long = "x".repeat(250 * 1024);
+    for id in 0..20 {
+        let message =
+            json!({ "id": id.to_string(), "poolCode": "", "mediationTarget": target, "payload": long });
+        bench.post("/api/messages", message).await.with(202);
+    }
+    bench.until("/api/sources", |sources| sources[0]["dead"] == 20).await;
+    let (mut path, mut ids, mut pages) = ("/api/dead-letters?most=1000".to_owned(), Vec::new(), 0);
+    loop {
+        let answer = bench.call("GET", &path, None).await;
+        let next = answer.headers.get("link").map(|link| link.to_str().unwrap().to_owned());
+        let page = answer.with(200);
+        ids.extend(page.as_array().unwrap().iter().map(|it| it["id"].as_str().unwrap().to_owned()));
+        pages += 1;
+        let Some(next) = next else { break };
+        path = next.trim_start_matches('<').trim_end_matches(">; rel=\"next\"").to_owned();
+    }
+    assert_eq!((pages, ids), (2, (0..20).map(|id| id.to_string()).collect::<Vec<_>>()));
+    let first = bench.call("GET", "/api/dead-letters?queue=default&most=3", None).await;
+    let next = first.headers["link"].to_str().unwrap();
+    assert_eq!(next, "</api/dead-letters?after=3&most=3&queue=default>; rel=\"next\"");
+    bench.shutdown().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pool_makes_all_of_its_attempts_before_its_policy_decides() {
     let file = "laneway { mediator.breaker.calls-min = 1000, pool-defaults { backoff = 1 ms, backoff-max = 1 ms, attempts = 7 }

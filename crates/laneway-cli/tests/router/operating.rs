@@ -229,6 +229,29 @@ fn dead_letters_are_listed_redriven_and_purged() {
     );
 }
 
+/// The service answers in pages of a few megabytes; whoever asked for more does not see them.
+#[test]
+fn long_dead_letters_are_listed_in_as_many_pages_as_it_takes() {
+    let service = Running::start(&[]);
+    let file = service.folder.path().join("long.json");
+    std::fs::write(&file, format!("\"{}\"", "x".repeat(250 * 1024))).expect("written");
+    let (file, target) = (format!("@{}", file.display()), format!("{}/api/test/client-error", service.url));
+    // A batch of them would be longer than a request may be.
+    for _ in 0..20 {
+        service.tell(&["send", "--target", &target, "--payload", &file]);
+    }
+    let listed = ["dead-letters", "list", "--most", "19"];
+    service.until(&["dead-letters", "list", "--most", "20"], |letters| letters.len() == 20);
+    let letters = service.tell(&listed);
+    assert_eq!(letters.len(), 19);
+    let answer = service.ask(&listed);
+    assert_eq!((answer.code, answer.stdout.lines().count()), (0, 20), "{}", answer.stderr);
+    let last = &letters[18]["sequence"];
+    assert!(answer.stderr.contains(&format!("there may be more: --after {last}")), "{}", answer.stderr);
+    let answer = service.ask(&["dead-letters", "list", "--most", "20"]);
+    assert!(!answer.stderr.contains("there may be more"), "{}", answer.stderr);
+}
+
 #[test]
 fn pools_are_drained_and_removed() {
     let service = with_three_waiting();

@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 
 use axum::Extension;
 use axum::extract::State;
+use axum::http::header::{self, HeaderName};
+use axum::response::AppendHeaders;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 
@@ -16,15 +19,21 @@ use crate::mediator::headers::is_secret;
 use crate::message;
 use crate::router::SourceView;
 use crate::service::Service;
-use crate::source::embedded::{BATCH_MAX, Kept};
+use crate::source::SourceError;
+use crate::source::embedded::{BATCH_MAX, EmbeddedQueue, Kept};
 
 pub(super) fn routes() -> Vec<Route> {
     let page = |route: Route| {
         route
             .query("queue", "string", "The queue; the only one, or default")
             .query("after", "integer", "Behind this sequence; 0 for the oldest")
-            .query("most", "integer", "How many, at most; 100")
+            .query(
+                "most",
+                "integer",
+                "How many, at most; 100. A page ends before that where its texts would be more than 4 MiB",
+            )
             .gives(200, "[Kept]")
+            .paged()
     };
     vec![
         Route::get("/api/sources", sources, "The sources, and what they hold").gives(200, "[Source]"),
@@ -198,18 +207,56 @@ fn raw(value: &(impl Serialize + ?Sized)) -> Box<RawValue> {
     to_raw_value(value).expect("texts and what was JSON before")
 }
 
-type Answer = Result<axum::Json<Vec<KeptMessage>>, Problem>;
-
-async fn dead_letters(State(service): State<Service>, Query(page): Query<Page>) -> Answer {
-    let (_, queue) = queue_of(&service, page.queue.as_deref())?;
-    let kept = queue.dead_letters(page.after, most(page.most, 100)).await?;
-    Ok(axum::Json(kept.into_iter().map(KeptMessage::from).collect()))
+/// Where a queue keeps what came to rest.
+#[derive(Clone, Copy)]
+enum Shelf {
+    DeadLetters,
+    Quarantine,
 }
 
-async fn quarantine(State(service): State<Service>, Query(page): Query<Page>) -> Answer {
-    let (_, queue) = queue_of(&service, page.queue.as_deref())?;
-    let kept = queue.quarantined(page.after, most(page.most, 100)).await?;
-    Ok(axum::Json(kept.into_iter().map(KeptMessage::from).collect()))
+impl Shelf {
+    fn path(self) -> &'static str {
+        match self {
+            Shelf::DeadLetters => "/api/dead-letters",
+            Shelf::Quarantine => "/api/quarantine",
+        }
+    }
+
+    async fn read(self, queue: &EmbeddedQueue, after: u64, most: usize) -> Result<Vec<Kept>, SourceError> {
+        match self {
+            Shelf::DeadLetters => queue.dead_letters(after, most).await,
+            Shelf::Quarantine => queue.quarantined(after, most).await,
+        }
+    }
+}
+
+/// A page, and where there is more, the header that says so.
+type Answer = Result<(AppendHeaders<Option<(HeaderName, String)>>, axum::Json<Vec<KeptMessage>>), Problem>;
+
+/// A page, and in `Link` where the next one is. A page that is short need not be the last, since it ends also where it has become long.
+async fn page(service: &Service, page: Page, shelf: Shelf) -> Answer {
+    let (name, queue) = queue_of(service, page.queue.as_deref())?;
+    let most = most(page.most, 100);
+    let kept = shelf.read(&queue, page.after, most).await?;
+    let last = kept.last().map(|kept| kept.sequence);
+    let next = match last {
+        Some(last) if !shelf.read(&queue, last, 1).await?.is_empty() => {
+            let queue = utf8_percent_encode(&name, NON_ALPHANUMERIC);
+            let path = shelf.path();
+            Some((header::LINK, format!("<{path}?after={last}&most={most}&queue={queue}>; rel=\"next\"")))
+        }
+        _ => None,
+    };
+    let kept: Vec<KeptMessage> = kept.into_iter().map(KeptMessage::from).collect();
+    Ok((AppendHeaders(next), axum::Json(kept)))
+}
+
+async fn dead_letters(State(service): State<Service>, Query(asked): Query<Page>) -> Answer {
+    page(&service, asked, Shelf::DeadLetters).await
+}
+
+async fn quarantine(State(service): State<Service>, Query(asked): Query<Page>) -> Answer {
+    page(&service, asked, Shelf::Quarantine).await
 }
 
 #[derive(Debug, Default, Deserialize)]

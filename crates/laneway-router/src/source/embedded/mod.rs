@@ -606,12 +606,14 @@ impl EmbeddedQueue {
         self.inner.ask(|answer| Op::Redrive { queue, which, most, answer }).await
     }
 
-    /// Dead letters, oldest first, behind a sequence (0 for the oldest); no more than [`BATCH_MAX`].
+    /// Dead letters, oldest first, behind a sequence (0 for the oldest); no more than [`BATCH_MAX`], and beyond the first no more than 4 MiB. There may be
+    /// more behind the last, however many were wanted.
     pub async fn dead_letters(&self, after: u64, most: usize) -> Result<Vec<Kept>, SourceError> {
         self.kept(Kind::Dead, after, most).await
     }
 
-    /// What could not be read as a message, oldest first, behind a sequence (0 for the oldest); no more than [`BATCH_MAX`].
+    /// What could not be read as a message, oldest first, behind a sequence (0 for the oldest); no more than [`BATCH_MAX`], and beyond the first no more than 4 MiB. There may be
+    /// more behind the last, however many were wanted.
     pub async fn quarantined(&self, after: u64, most: usize) -> Result<Vec<Kept>, SourceError> {
         self.kept(Kind::Quarantined, after, most).await
     }
