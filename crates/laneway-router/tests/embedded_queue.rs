@@ -12,7 +12,7 @@ use laneway_router::parks::Parked;
 use laneway_router::router::DEFAULT_POOL;
 use laneway_router::source::embedded::{
     BATCH_MAX, Commit, Durability, EmbeddedQueue, EmbeddedStore, GroupState, OpenError, Options, ParkNote,
-    Place, Publication, Published, QueueError, QueueOptions, Refusal, SearchLimits, Ungrouped,
+    Place, Publication, Published, QueueError, QueueOptions, Redriven, Refusal, SearchLimits, Ungrouped,
 };
 use laneway_router::source::{Delivery, Disposal, Receipt, Settled, Source, SourceError, Wants};
 use tokio::time::{Instant, timeout};
@@ -72,6 +72,10 @@ fn texts(deliveries: &[Delivery]) -> Vec<&str> {
 async fn settle(queue: &EmbeddedQueue, deliveries: &[Delivery], disposal: Disposal) -> Vec<Settled> {
     let disposals = deliveries.iter().map(|delivery| (delivery.receipt.clone(), disposal.clone()));
     queue.settle(disposals.collect()).await.expect("settled")
+}
+
+fn redriven<const N: usize>(count: usize, missing: [u64; N]) -> Result<Redriven, SourceError> {
+    Ok(Redriven { count, missing: missing.into() })
 }
 
 /// Claims and settles until nothing comes.
@@ -546,7 +550,7 @@ async fn messages_of_the_router_without_a_group_stand_in_the_line_of_their_pool(
 
     let (store, queue) = open();
     assert!(queue.dead_letters(0, 9).await.expect("letters").iter().all(|kept| kept.group.is_none()));
-    assert_eq!(queue.redrive(None, 9).await, Ok(4));
+    assert_eq!(queue.redrive(None, 9).await, redriven(4, []));
     let (views, _) = queue.groups(0, 9).await.expect("groups");
     assert_eq!((views.len(), views.iter().all(|view| view.name.is_none())), (3, true));
     // What names the default pool is in one line with what names none.
@@ -656,9 +660,9 @@ async fn dead_letters_are_listed_by_page_redriven_by_choice_and_purged() {
     assert!(page[0].reason.len() <= 1_024 && page[0].reason.starts_with('é'), "cut, between letters");
     assert_eq!(queue.dead_letters(4, 4).await.expect("a page").len(), 2);
 
-    assert_eq!(queue.redrive(Some(vec![5, 2, 99]), 10).await, Ok(2));
+    assert_eq!(queue.redrive(Some(vec![5, 2, 99]), 10).await, redriven(2, [99]));
     publish(&queue, (6..9).map(|number| of("a", number))).await;
-    assert_eq!(queue.redrive(None, 10).await, Ok(1), "no more than there is room for");
+    assert_eq!(queue.redrive(None, 10).await, redriven(1, []), "no more than there is room for");
     assert_eq!(drain(&queue).await, ["4", "1", "6", "7", "8", "0"]);
     assert_eq!(queue.purge_dead_letters().await, Ok(3));
     assert_eq!(queue.depth().await.expect("depth").dead, 0);

@@ -1,5 +1,7 @@
 //! `laneway dead-letters`: the messages that were given up, and what becomes of them.
 
+use std::collections::BTreeSet;
+
 use clap::{Subcommand, value_parser};
 use serde_json::{Value, json};
 
@@ -157,7 +159,20 @@ fn show(
 fn redrive(service: &Service, queue: Option<&str>, which: &[u64]) -> Result<(), Failure> {
     let body = json!({"queue": queue, "sequences": which});
     let answer = service.connect()?.post("/api/dead-letters/redrive", Some(&body))?;
-    tell_redriven(service.json, &answer)
+    tell_redriven(service.json, &answer)?;
+    let missing = answer["missing"].as_array().map_or(&[][..], Vec::as_slice);
+    let sequences: Vec<String> = missing.iter().map(Value::to_string).collect();
+    match sequences.as_slice() {
+        [] => {}
+        [one] => return Err(Failure::Refused(format!("there is no dead letter {one}"))),
+        more => return Err(Failure::Refused(format!("there are no dead letters {}", more.join(", ")))),
+    }
+    let asked = which.iter().collect::<BTreeSet<_>>().len() as u64;
+    let left = asked.saturating_sub(answer["redriven"].as_u64().unwrap_or(asked));
+    match left {
+        0 => Ok(()),
+        left => Err(Failure::Refused(format!("the queue has no room for {}", count(left, "dead letter")))),
+    }
 }
 
 /// No request redrives more than this; it is what the service allows.

@@ -1,6 +1,6 @@
 //! `/api/sources`, `/api/dead-letters`, `/api/quarantine`: what the queues hold, and what came to rest in them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use axum::Extension;
 use axum::extract::State;
@@ -270,22 +270,30 @@ struct Redrive {
 #[derive(Debug, Serialize)]
 struct Redriven {
     redriven: usize,
+    /// The sequences that were asked for and are no dead letters.
+    missing: Vec<u64>,
 }
 
 async fn redrive(
     State(service): State<Service>,
-    Json(asked): Json<Redrive>,
+    Json(mut asked): Json<Redrive>,
 ) -> Result<(Extension<Detail>, axum::Json<Redriven>), Problem> {
     let (name, queue) = queue_of(&service, asked.queue.as_deref())?;
     if asked.sequences.as_ref().is_some_and(|sequences| sequences.len() > BATCH_MAX) {
         return Err(Problem::unprocessable(format!("more than {BATCH_MAX} sequences at once")));
     }
+    if let Some(sequences) = &mut asked.sequences {
+        // One that is said twice is there once.
+        let mut seen = HashSet::new();
+        sequences.retain(|sequence| seen.insert(*sequence));
+    }
     let which = match &asked.sequences {
         Some(sequences) => format!("sequences {}", first_of(sequences)),
         None => "the oldest".to_owned(),
     };
-    let redriven = queue.redrive(asked.sequences, asked.most.unwrap_or(BATCH_MAX)).await?;
-    Ok((Extension(Detail(format!("{which}: {redriven} of queue {name}"))), axum::Json(Redriven { redriven })))
+    let done = queue.redrive(asked.sequences, asked.most.unwrap_or(BATCH_MAX)).await?;
+    let detail = Detail(format!("{which}: {} of queue {name}", done.count));
+    Ok((Extension(detail), axum::Json(Redriven { redriven: done.count, missing: done.missing })))
 }
 
 /// The first of many numbers.

@@ -597,11 +597,20 @@ fn without_blank_group(mut publication: Publication) -> Publication {
     publication
 }
 
+/// What became of dead letters that were to be messages again.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Redriven {
+    /// How many are.
+    pub count: usize,
+    /// Those that were asked for and are not there.
+    pub missing: Vec<u64>,
+}
+
 /// For operators.
 impl EmbeddedQueue {
-    /// Makes dead letters messages again, at the end of their groups and under new sequences: these, or the oldest. Says how many; no more than
+    /// Makes dead letters messages again, at the end of their groups and under new sequences: these, or the oldest. No more than
     /// there is room for, and no more than [`BATCH_MAX`].
-    pub async fn redrive(&self, which: Option<Vec<u64>>, most: usize) -> Result<usize, SourceError> {
+    pub async fn redrive(&self, which: Option<Vec<u64>>, most: usize) -> Result<Redriven, SourceError> {
         let (queue, most) = (Arc::clone(&self.queue), most.min(BATCH_MAX));
         self.inner.ask(|answer| Op::Redrive { queue, which, most, answer }).await
     }
