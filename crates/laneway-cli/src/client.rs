@@ -26,7 +26,7 @@ pub(crate) const DEFAULT_URL: &str = "http://127.0.0.1:8080";
 /// Longer than anything that the service does while somebody waits, except draining, which has a limit of its own on top.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// No answer of the service is larger: a thousand dead letters of 256 KiB would be, and are asked for in pages.
+/// No answer of the service is larger: what could be comes in pages of a few megabytes.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
 /// What stays as it is in a part of a path.
@@ -77,6 +77,16 @@ impl Client {
         self.call(Method::GET, path, None, &[], PATIENCE)
     }
 
+    /// A list, and whether there is more of it than this page.
+    pub(crate) fn get_page(&self, path: &str) -> Result<(Vec<Value>, bool), Failure> {
+        let request = self.request(Method::GET, path, None, &[])?;
+        let answer = self.answer(request, PATIENCE)?;
+        match understand(answer.status, &answer.body)? {
+            Value::Array(list) => Ok((list, answer.has_next)),
+            _ => Err(Failure::Unreachable(format!("{} answers {path} with what is no list", self.base))),
+        }
+    }
+
     pub(crate) fn delete(&self, path: &str) -> Result<Value, Failure> {
         self.call(Method::DELETE, path, None, &[], PATIENCE)
     }
@@ -112,15 +122,18 @@ impl Client {
         headers: &[(&str, &str)],
         limit: Duration,
     ) -> Result<Value, Failure> {
-        let request = self.request(method, path, body, headers)?;
+        let answer = self.answer(self.request(method, path, body, headers)?, limit)?;
+        understand(answer.status, &answer.body)
+    }
+
+    fn answer(&self, request: Request<Full<Bytes>>, limit: Duration) -> Result<Answer, Failure> {
         let answer = self.runtime.block_on(async {
             // Inside, because a timeout belongs to the runtime that it is made on.
             tokio::time::timeout(limit, self.exchange(request)).await
         });
         let base = &self.base;
         let late = || Failure::Unreachable(format!("{base} did not answer within {} s", limit.as_secs()));
-        let (status, body) = answer.map_err(|_| late())??;
-        understand(status, &body)
+        answer.map_err(|_| late())?
     }
 
     fn request(
@@ -148,12 +161,14 @@ impl Client {
         Ok(request.context("this cannot be asked of a service")?)
     }
 
-    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<(u16, Bytes), Failure> {
+    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Answer, Failure> {
         let response = self.http.request(request).await.map_err(|error| self.nobody(&error))?;
         let status = response.status().as_u16();
+        // The service names nothing but the next page in it.
+        let has_next = response.headers().contains_key(header::LINK);
         let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
         let broken = |error| Failure::Unreachable(format!("the answer of {} broke off: {error}", self.base));
-        Ok((status, body.map_err(broken)?.to_bytes()))
+        Ok(Answer { status, has_next, body: body.map_err(broken)?.to_bytes() })
     }
 
     fn nobody(&self, error: &hyper_util::client::legacy::Error) -> Failure {
@@ -170,6 +185,13 @@ impl Client {
             program(),
         ))
     }
+}
+
+/// What a service answered.
+struct Answer {
+    status: u16,
+    has_next: bool,
+    body: Bytes,
 }
 
 /// The innermost cause, which is the one that says something.

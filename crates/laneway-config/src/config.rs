@@ -2,7 +2,12 @@
 
 use hocon::{Config as Tree, HoconValue, ScalarType};
 
-use crate::{layers::Layer, mask, problem::ReadError, section::Section};
+use crate::{
+    layers::{Layer, Layers, variable_of},
+    mask,
+    problem::{ReadError, ReadProblem},
+    section::{NEAR, Section},
+};
 
 /// Layers, merged and resolved.
 pub struct Config {
@@ -21,6 +26,17 @@ pub struct Effective {
     pub value: String,
     /// The name of the layer that it came from.
     pub origin: String,
+}
+
+/// A configuration without the variables of the environment that name no setting, and what was read from it.
+#[derive(Debug)]
+pub struct Settled<T> {
+    /// What is left.
+    pub config: Config,
+    /// What was left out: a problem for each variable, with the setting that was probably meant.
+    pub strays: Vec<ReadProblem>,
+    /// What was read, or all that is wrong with what is left.
+    pub read: Result<T, ReadError>,
 }
 
 impl std::fmt::Debug for Config {
@@ -49,6 +65,76 @@ impl Config {
         let value = read(&mut section);
         let problems = section.finish();
         if problems.is_empty() { Ok(value) } else { Err(ReadError { problems }) }
+    }
+
+    /// Reads like [`read`](Config::read), but leaves out each variable of the environment that names no setting. A file is written for one program, and
+    /// what it does not know in there is a mistake; the environment is everybody's, and a variable that only begins alike need not be meant for it.
+    pub fn settle<T>(mut self, root: &str, read: impl Fn(&mut Section<'_>) -> T) -> Settled<T> {
+        let mut strays: Vec<(Layer, Option<Vec<String>>)> = Vec::new();
+        loop {
+            let outcome = self.read(root, &read);
+            let problems = outcome.as_ref().err().map_or(&[][..], |error| &error.problems);
+            let problem_of =
+                |layer: &Layer| problems.iter().find(|problem| problem.strays.contains(&layer.name));
+            let (out, kept): (Vec<Layer>, Vec<Layer>) =
+                self.layers.iter().cloned().partition(|layer| problem_of(layer).is_some());
+            // What other layers take from a stray by a substitution makes it none.
+            let Some(left) = (!out.is_empty()).then(|| Layers::of(kept).load().ok()).flatten() else {
+                let strays = strays.iter().map(|(layer, near)| self.stray(layer, near.as_deref())).collect();
+                return Settled { config: self, strays, read: outcome };
+            };
+            strays.extend(out.into_iter().map(|layer| {
+                let near = problem_of(&layer).and_then(|problem| problem.near.clone());
+                (layer, near)
+            }));
+            self = left;
+        }
+    }
+
+    fn stray(&self, layer: &Layer, near: Option<&[String]>) -> ReadProblem {
+        let path = layer.variable.as_deref().unwrap_or_default();
+        // A known key beside the unknown one is what was meant; a variable that went another way is compared with all settings.
+        let beside = near.filter(|near| near.len() == path.len()).and_then(variable_of);
+        let what = match beside.or_else(|| self.nearest_variable(path)) {
+            Some(near) => format!("no setting has this name, and it is left out; did you mean {near}?"),
+            None => "no setting has this name, and it is left out".to_owned(),
+        };
+        ReadProblem::new(joined(path), None, Some(layer.name.clone()), what)
+    }
+
+    /// The variable of the setting that was probably meant.
+    fn nearest_variable(&self, path: &[String]) -> Option<String> {
+        let plain = |path: &[String]| path.iter().skip(1).flat_map(|part| part.chars()).collect::<String>();
+        let plain = |path: &[String]| plain(path).to_lowercase().replace(['_', '-'], "");
+        let wanted = plain(path);
+        let settings = self.effective("").into_iter().map(|setting| parts(&setting.path));
+        let named = settings.filter_map(|setting| {
+            let distance = strsim::damerau_levenshtein(&plain(&setting), &wanted);
+            Some((distance, variable_of(&setting)?))
+        });
+        let (distance, variable) = named.min()?;
+        (distance <= NEAR.min(wanted.len() / 2)).then_some(variable)
+    }
+
+    /// The layers of variables by which alone there is something at this path: each sets it, or what is below it.
+    pub(crate) fn variables_alone_at(&self, path: &[String]) -> Vec<String> {
+        let mut variables = Vec::new();
+        for layer in self.layers.iter().filter(|layer| layer.speaks_of(path)) {
+            match &layer.variable {
+                Some(set) if set.starts_with(path) => variables.push(layer.name.clone()),
+                _ => return Vec::new(),
+            }
+        }
+        variables
+    }
+
+    /// The layers of variables that set something below this path, over all that sets what is at it.
+    pub(crate) fn variables_below(&self, path: &[String]) -> Vec<String> {
+        let speaking = self.layers.iter().rev().filter(|layer| layer.speaks_of(path));
+        let is_below = |layer: &&Layer| {
+            layer.variable.as_ref().is_some_and(|set| set.len() > path.len() && set.starts_with(path))
+        };
+        speaking.take_while(is_below).map(|layer| layer.name.clone()).collect()
     }
 
     /// The layer that the value at this path came from, if there is one.
@@ -115,6 +201,12 @@ impl Config {
         };
         let place = (0..self.layers.len()).rev().find(speaks)?;
         Some(&self.layers[place].name)
+    }
+}
+
+impl Layer {
+    fn speaks_of(&self, path: &[String]) -> bool {
+        [&self.alone, &self.tree].into_iter().any(|tree| !matches!(mention(tree, path), Mention::Not))
     }
 }
 

@@ -13,8 +13,11 @@ use crate::{
 };
 
 /// A layer, parsed.
+#[derive(Clone)]
 pub(crate) struct Layer {
     pub(crate) name: String,
+    /// What a variable of the environment sets.
+    pub(crate) variable: Option<Vec<String>>,
     /// With its substitutions still in it.
     pub(crate) tree: Tree,
     /// The same, with what can be resolved from the layer itself and the environment.
@@ -25,7 +28,7 @@ impl Layer {
     fn new(name: impl Into<String>, tree: Tree) -> Self {
         let partly = ResolveOptions::defaults().with_allow_unresolved(true);
         let alone = tree.resolve(partly).unwrap_or_else(|_| tree.clone());
-        Layer { name: name.into(), tree, alone }
+        Layer { name: name.into(), variable: None, tree, alone }
     }
 }
 
@@ -88,7 +91,8 @@ impl Layers {
     }
 
     /// Puts variables on top whose names begin with the prefix and an underscore. `_` stands for a dot, `__` for a hyphen and `___` for
-    /// an underscore; the prefix is the first part of the path. Values are HOCON, or plain text where they are not.
+    /// an underscore; the prefix is the first part of the path. Values are HOCON, or plain text where they are not. Those that name no setting are unknown keys
+    /// like any others, unless the program reads with [`Config::settle`].
     pub fn environment(self, prefix: &str, variables: impl IntoIterator<Item = (String, String)>) -> Self {
         let ours = |(name, _): &(String, String)| {
             name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('_') && !rest.ends_with('_'))
@@ -96,7 +100,12 @@ impl Layers {
         let mut variables: Vec<_> = variables.into_iter().filter(ours).collect();
         variables.sort();
         let put = |layers: Layers, (name, value): (String, String)| {
-            layers.value(format!("${name}"), &path_of(&name), &value)
+            let path = path_of(&name);
+            let mut layers = layers.value(format!("${name}"), &path, &value);
+            if let Some(layer) = layers.layers.last_mut() {
+                layer.variable = Some(parts(&path));
+            }
+            layers
         };
         variables.into_iter().fold(self, put)
     }
@@ -132,6 +141,11 @@ impl Layers {
                 Err(LoadError { problems: self.problems })
             }
         }
+    }
+
+    /// Layers that were loaded once, or some of them.
+    pub(crate) fn of(layers: Vec<Layer>) -> Self {
+        Layers { layers, problems: Vec::new() }
     }
 
     fn parsed(mut self, name: &str, text: &str, base: Option<&Path>) -> Self {
@@ -212,8 +226,15 @@ fn under(path: &str, value: HoconValue) -> Tree {
 }
 
 /// `LANEWAY_POOL_MAX__WAIT` is `laneway.pool.max-wait`.
-fn path_of(variable: &str) -> String {
+pub(crate) fn path_of(variable: &str) -> String {
     let lower = variable.to_lowercase();
     let hidden = lower.replace("___", "\u{1}").replace("__", "-").replace('_', ".");
     hidden.replace('\u{1}', "_")
+}
+
+/// The variable that sets this, if there is one: names of variables have one case and few characters.
+pub(crate) fn variable_of(path: &[String]) -> Option<String> {
+    let part = |part: &String| part.replace('_', "___").replace('-', "__");
+    let name = path.iter().map(part).collect::<Vec<_>>().join("_").to_uppercase();
+    (parts(&path_of(&name)) == path).then_some(name)
 }

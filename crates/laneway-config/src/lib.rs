@@ -14,7 +14,7 @@ mod section;
 mod mask;
 mod problem;
 
-pub use config::{Config, Effective};
+pub use config::{Config, Effective, Settled};
 pub use layers::Layers;
 pub use problem::{LoadError, LoadProblem, ReadError, ReadProblem};
 pub use section::Section;

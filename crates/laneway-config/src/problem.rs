@@ -38,6 +38,16 @@ pub struct ReadProblem {
     pub origin: Option<String>,
     /// What is wrong, and what would be right.
     pub what: String,
+    /// The layers of the environment by which alone it is wrong, because their variables name no setting.
+    pub(crate) strays: Vec<String>,
+    /// The known key that was probably meant, as a path.
+    pub(crate) near: Option<Vec<String>>,
+}
+
+impl ReadProblem {
+    pub(crate) fn new(path: String, value: Option<String>, origin: Option<String>, what: String) -> Self {
+        ReadProblem { path, value, origin, what, strays: Vec::new(), near: None }
+    }
 }
 
 impl fmt::Display for LoadProblem {

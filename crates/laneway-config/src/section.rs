@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// An unknown key is at most this many edits from the known one that is proposed.
-const NEAR: usize = 4;
+pub(crate) const NEAR: usize = 4;
 
 /// A section of a configuration that is being read.
 pub struct Section<'a> {
@@ -231,7 +231,7 @@ impl<'a> Section<'a> {
         // The key may be a secret's, and so may be what the part names.
         let value = mask::shown(&path, &mask::shown(&self.path_of(key), &value.into()));
         let origin = self.config.origin_of(&self.known_path_of(key)).map(str::to_owned);
-        self.problems.push(ReadProblem { path, value: Some(value), origin, what: what.into() });
+        self.problems.push(ReadProblem::new(path, Some(value), origin, what.into()));
     }
 
     fn within<T>(
@@ -272,6 +272,10 @@ impl<'a> Section<'a> {
                 let answer = read(value);
                 if answer.is_none() {
                     self.problem(key, format!("must be {right}"));
+                    if value.is_object() && !self.in_list {
+                        let path = self.known_path_of(key);
+                        self.note_strays(self.config.variables_below(&path), Some(path));
+                    }
                 }
                 answer
             }
@@ -281,7 +285,7 @@ impl<'a> Section<'a> {
     fn note_at(&mut self, path: String, known_path: &[String], node: Option<&HoconValue>, what: String) {
         let value = node.map(|node| mask::shown(&path, &render(node)));
         let origin = node.and_then(|_| self.config.origin_of(known_path)).map(str::to_owned);
-        self.problems.push(ReadProblem { path, value, origin, what });
+        self.problems.push(ReadProblem::new(path, value, origin, what));
     }
 
     fn path_of(&self, key: &str) -> String {
@@ -298,7 +302,8 @@ impl<'a> Section<'a> {
     pub(crate) fn finish(mut self) -> Vec<ReadProblem> {
         let unknown: Vec<_> = self.keys().into_iter().filter(|key| !self.asked.contains(key)).collect();
         for key in unknown {
-            let what = match self.nearest(&key) {
+            let near = self.nearest(&key);
+            let what = match &near {
                 Some(near) => format!("unknown key, did you mean {near:?}?"),
                 None if self.asked.is_empty() => "unknown key, there should be none here".to_owned(),
                 None => format!("unknown key, there are {}", self.asked.join(", ")),
@@ -309,8 +314,19 @@ impl<'a> Section<'a> {
                 false => self.fields.and_then(|fields| fields.get(&key)),
             };
             self.note_at(path, &known_path, node, what);
+            if !self.in_list {
+                let near = near.map(|near| self.known_path_of(&near));
+                self.note_strays(self.config.variables_alone_at(&known_path), near);
+            }
         }
         self.problems
+    }
+
+    /// Of the problem that was noted last.
+    fn note_strays(&mut self, strays: Vec<String>, near: Option<Vec<String>>) {
+        if let Some(problem) = self.problems.last_mut() {
+            (problem.strays, problem.near) = (strays, near);
+        }
     }
 
     /// The known key that was probably meant. Those that are there already were not.

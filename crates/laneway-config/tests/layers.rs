@@ -185,3 +185,70 @@ fn a_part_of_a_secret_and_a_secret_part_are_hidden() {
     let error = read.expect_err("three problems").to_string();
     assert!(!error.contains("hunter2") && error.contains("users.me.name = me"), "{error}");
 }
+
+/// A variable that begins alike need not be meant for the program; one that was mistyped must be seen all the same.
+#[test]
+fn variables_that_name_no_setting_are_left_out_and_told() {
+    let variables = [
+        ("APP_SEED", "1"),
+        ("APP_HTTP_ADMIN_TOKEN", "hunter2"),
+        ("APP_POOLS_MINE_THREDS", "9"),
+        ("APP_POOLS_YOURS_THREADS", "9"),
+        ("APP_PORT", "tcp://10.0.0.1:80"),
+        ("APP_PORT_80_TCP_ADDR", "10.0.0.1"),
+        ("APP_HTTP_BIND_X", "1"),
+    ];
+    let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let read = |s: &mut laneway_config::Section<'_>| {
+        s.section("http", |s| (s.text("bind"), s.text("admin-token")));
+        s.sections("pools", |_, s| s.integer("threads", 1..=9))
+    };
+    let reference = "app { http { bind = here, admin-token = \"\" }, pools { all { threads = 1 } } }";
+    let config = Layers::new().text("reference.conf", reference).environment("APP", variables.clone()).load();
+    let settled = config.expect("well-formed").settle("app", read);
+    let told: Vec<_> = settled.strays.iter().map(ToString::to_string).collect();
+    let wanted = [
+        "app.http.admin.token ($APP_HTTP_ADMIN_TOKEN): no setting has this name, and it is left out; did you mean APP_HTTP_ADMIN__TOKEN?",
+        "app.http.bind.x ($APP_HTTP_BIND_X): no setting has this name, and it is left out; did you mean APP_HTTP_BIND?",
+        "app.pools.mine.threds ($APP_POOLS_MINE_THREDS): no setting has this name, and it is left out; did you mean APP_POOLS_MINE_THREADS?",
+        "app.port ($APP_PORT): no setting has this name, and it is left out",
+        "app.port.80.tcp.addr ($APP_PORT_80_TCP_ADDR): no setting has this name, and it is left out",
+        "app.seed ($APP_SEED): no setting has this name, and it is left out",
+    ];
+    assert_eq!(told, wanted);
+    assert_eq!(settled.read, Ok(vec![("all".to_owned(), 1), ("yours".to_owned(), 9)]));
+    assert!(
+        settled.config.effective("").iter().all(|it| it.path != "app.seed" && it.path != "app.http.bind.x")
+    );
+
+    // What a file says is meant for the program, and so is a variable that names a setting.
+    let config = Layers::new()
+        .text("reference.conf", reference)
+        .text("application.conf", "app { seed = 2 }")
+        .environment("APP", variables)
+        .set("app.pools.all.threads", "0")
+        .load();
+    let settled = config.expect("well-formed").settle("app", read);
+    let error = settled.read.expect_err("two mistakes").to_string();
+    assert!(error.contains("app.seed = 1 ($APP_SEED): unknown key"), "{error}");
+    assert!(error.contains("app.pools.all.threads = 0 (--set app.pools.all.threads): must be"), "{error}");
+    assert_eq!(settled.strays.len(), 5, "{:?}", settled.strays);
+}
+
+#[test]
+fn a_value_of_a_variable_that_is_wrong_is_an_error() {
+    let load = |name: &str, value: &str| {
+        let variables = [(name.to_owned(), value.to_owned())];
+        let config =
+            Layers::new().text("reference.conf", "app { http { port = 1 } }").environment("APP", variables);
+        let settled = config
+            .load()
+            .expect("well-formed")
+            .settle("app", |s| s.section("http", |s| s.integer("port", 1..=9)));
+        (settled.read.map_err(|error| error.problems.len()), settled.strays.len())
+    };
+    assert_eq!(load("APP_HTTP_PORT", "many"), (Err(1), 0));
+    assert_eq!(load("APP_HTTP", "many"), (Err(1), 0));
+    assert_eq!(load("APP_HTTP", "{ port = 2, prot = 3 }"), (Err(1), 0), "the variable names a setting");
+    assert_eq!(load("APP_HTTP_PROT", "3"), (Ok(1), 1));
+}

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use laneway_config::{Config as Tree, Effective, Layers, LoadError, ReadError, Section};
+use laneway_config::{Effective, Layers, LoadError, ReadError, Section, Settled};
 
 use crate::ingress;
 use crate::mediator::{BreakerSettings, HttpSettings, Pattern, Scope, Signer};
@@ -38,7 +38,8 @@ const BROKERS_MAX: usize = 1_000;
 pub struct Layering {
     /// A file. It must be there.
     pub file: Option<PathBuf>,
-    /// Variables; those that do not begin with `LANEWAY_` are passed over.
+    /// Variables; those that do not begin with `LANEWAY_` are passed over, those that do and name no setting are left out and told
+    /// ([`Config::warnings`]).
     pub environment: Vec<(String, String)>,
     /// Values by path, such as `("laneway.http.bind", "127.0.0.1:9000")`.
     pub sets: Vec<(String, String)>,
@@ -132,6 +133,7 @@ pub struct Config {
     /// Whether there are test targets: unless somebody says so, only where nobody else can reach them.
     pub test_targets: bool,
     shown: Vec<Effective>,
+    warnings: Vec<String>,
     layering: Layering,
 }
 
@@ -152,6 +154,8 @@ pub struct Http {
     pub body_timeout: Duration,
     /// How long an answer may take.
     pub request_timeout: Duration,
+    /// How long a client may take nothing of an answer.
+    pub write_timeout: Duration,
 }
 
 /// The dashboard.
@@ -237,9 +241,14 @@ pub struct Mediation {
 impl Config {
     /// Reads all layers. An error says everything that is wrong with them.
     pub fn load(layering: &Layering) -> Result<Config, ConfigError> {
-        let tree = layering.layers().load()?;
-        let mut config = tree.read("", |document| document.section(ROOT, read))?;
+        let Settled { config: tree, strays, read } = settle(layering)?;
+        let mut config = read.map_err(|mut error| {
+            // What was meant to mend it may be among them.
+            error.problems.extend(strays.iter().cloned());
+            error
+        })?;
         config.shown = tree.effective("");
+        config.warnings = strays.iter().map(ToString::to_string).collect();
         config.layering = layering.clone();
         Ok(config)
     }
@@ -249,6 +258,11 @@ impl Config {
         Config::load(&self.layering)
     }
 
+    /// What its user should know although nothing is wrong: each variable of the environment that looks like ours and names no setting.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
     /// Every value with the layer that it came from. Secrets are hidden.
     pub fn effective(&self) -> &[Effective] {
         &self.shown
@@ -256,8 +270,7 @@ impl Config {
 
     /// The effective values of some layers, right or wrong, as long as they are HOCON. Secrets are hidden.
     pub fn show(layering: &Layering) -> Result<Vec<Effective>, ConfigError> {
-        let tree: Tree = layering.layers().load()?;
-        Ok(tree.effective(""))
+        Ok(settle(layering)?.config.effective(""))
     }
 
     /// Takes over what a reload has applied. Queues can be added while the service runs, and not be removed; where there was none, there is no file for them.
@@ -277,6 +290,10 @@ impl Config {
     pub fn is_beyond_loopback(&self) -> bool {
         !self.http.bind.ip().is_loopback()
     }
+}
+
+fn settle(layering: &Layering) -> Result<Settled<Config>, LoadError> {
+    Ok(layering.layers().load()?.settle("", |document| document.section(ROOT, read)))
 }
 
 fn read(s: &mut Section<'_>) -> Config {
@@ -338,6 +355,7 @@ fn read(s: &mut Section<'_>) -> Config {
         standby,
         test_targets,
         shown: Vec::new(),
+        warnings: Vec::new(),
         layering: Layering::default(),
     }
 }
@@ -362,7 +380,8 @@ fn read_http(s: &mut Section<'_>) -> Http {
         connections_max: s.integer("connections-max", 1..=1_000_000) as usize,
         head_timeout: s.duration("head-timeout", seconds.clone()),
         body_timeout: s.duration("body-timeout", seconds.clone()),
-        request_timeout: s.duration("request-timeout", seconds),
+        request_timeout: s.duration("request-timeout", seconds.clone()),
+        write_timeout: s.duration("write-timeout", seconds),
     }
 }
 
@@ -780,6 +799,39 @@ mod tests {
         assert_eq!(origin("laneway.http.bind"), file.display().to_string());
         assert_eq!(origin("laneway.lease"), "$LANEWAY_LEASE");
         assert_eq!(origin("laneway.test-targets"), "reference.conf");
+    }
+
+    #[test]
+    fn variables_that_name_no_setting_are_warnings_until_something_is_wrong() {
+        let variable = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let mut layering = Layering {
+            environment: vec![
+                variable("LANEWAY_SEED", "4711"),
+                variable("LANEWAY_HTTP_ADMIN_TOKEN", "hunter2"),
+                variable("LANEWAY_POOLS_ORDERS_CONCURENCY", "5"),
+            ],
+            ..Layering::default()
+        };
+        let config = Config::load(&layering).unwrap();
+        let warnings = config.warnings();
+        assert_eq!(warnings.len(), 3, "{warnings:#?}");
+        for part in ["$LANEWAY_SEED", "LANEWAY_HTTP_ADMIN__TOKEN?", "LANEWAY_POOLS_ORDERS_CONCURRENCY?"] {
+            assert!(warnings.iter().any(|warning| warning.contains(part)), "{part}: {warnings:#?}");
+        }
+        assert!(!format!("{warnings:?}").contains("hunter2"));
+        assert_eq!(config.pools.len(), 1, "nothing of them is in force");
+        let shown = Config::show(&layering).unwrap();
+        assert_eq!(shown, config.effective());
+        assert!(shown.iter().all(|it| !it.origin.starts_with('$')), "{shown:#?}");
+        // The token would have been right, had it been one.
+        layering = layering.set("laneway.http.bind", "\"0.0.0.0:1\"");
+        let problems = Config::load(&layering).unwrap_err().problems();
+        assert_eq!(problems.len(), 4, "{problems:#?}");
+        assert!(problems[0].contains("must not be empty"), "{problems:#?}");
+        assert!(
+            problems.iter().any(|problem| problem.contains("LANEWAY_HTTP_ADMIN__TOKEN?")),
+            "{problems:#?}"
+        );
     }
 
     #[test]

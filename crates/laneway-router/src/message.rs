@@ -84,7 +84,7 @@ impl fmt::Debug for Message {
 }
 
 /// A target as logs may have it: names, passwords and queries are often secrets.
-fn without_secrets(target: &str) -> String {
+pub(crate) fn without_secrets(target: &str) -> String {
     let place = target.split(['?', '#']).next().unwrap_or_default();
     let Some((scheme, rest)) = place.split_once("://") else { return place.to_owned() };
     let (authority, path) = rest.split_at(rest.find(['/', '\\']).unwrap_or(rest.len()));

@@ -68,7 +68,7 @@ impl Subject for Embedded {
     }
 
     fn redrive(&self) -> BoxFuture<'_, ()> {
-        async { assert!(self.operator.redrive(None, 100).await.expect("redriven") > 0) }.boxed()
+        async { assert!(self.operator.redrive(None, 100).await.expect("redriven").count > 0) }.boxed()
     }
 
     fn quarantined(&self) -> BoxFuture<'_, Vec<String>> {

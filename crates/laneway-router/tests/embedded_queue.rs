@@ -12,7 +12,7 @@ use laneway_router::parks::Parked;
 use laneway_router::router::DEFAULT_POOL;
 use laneway_router::source::embedded::{
     BATCH_MAX, Commit, Durability, EmbeddedQueue, EmbeddedStore, GroupState, OpenError, Options, ParkNote,
-    Place, Publication, Published, QueueError, QueueOptions, Refusal, SearchLimits, Ungrouped,
+    Place, Publication, Published, QueueError, QueueOptions, Redriven, Refusal, SearchLimits, Ungrouped,
 };
 use laneway_router::source::{Delivery, Disposal, Receipt, Settled, Source, SourceError, Wants};
 use tokio::time::{Instant, timeout};
@@ -72,6 +72,10 @@ fn texts(deliveries: &[Delivery]) -> Vec<&str> {
 async fn settle(queue: &EmbeddedQueue, deliveries: &[Delivery], disposal: Disposal) -> Vec<Settled> {
     let disposals = deliveries.iter().map(|delivery| (delivery.receipt.clone(), disposal.clone()));
     queue.settle(disposals.collect()).await.expect("settled")
+}
+
+fn redriven<const N: usize>(count: usize, missing: [u64; N]) -> Result<Redriven, SourceError> {
+    Ok(Redriven { count, missing: missing.into() })
 }
 
 /// Claims and settles until nothing comes.
@@ -546,7 +550,7 @@ async fn messages_of_the_router_without_a_group_stand_in_the_line_of_their_pool(
 
     let (store, queue) = open();
     assert!(queue.dead_letters(0, 9).await.expect("letters").iter().all(|kept| kept.group.is_none()));
-    assert_eq!(queue.redrive(None, 9).await, Ok(4));
+    assert_eq!(queue.redrive(None, 9).await, redriven(4, []));
     let (views, _) = queue.groups(0, 9).await.expect("groups");
     assert_eq!((views.len(), views.iter().all(|view| view.name.is_none())), (3, true));
     // What names the default pool is in one line with what names none.
@@ -656,13 +660,34 @@ async fn dead_letters_are_listed_by_page_redriven_by_choice_and_purged() {
     assert!(page[0].reason.len() <= 1_024 && page[0].reason.starts_with('é'), "cut, between letters");
     assert_eq!(queue.dead_letters(4, 4).await.expect("a page").len(), 2);
 
-    assert_eq!(queue.redrive(Some(vec![5, 2, 99]), 10).await, Ok(2));
+    assert_eq!(queue.redrive(Some(vec![5, 2, 99]), 10).await, redriven(2, [99]));
     publish(&queue, (6..9).map(|number| of("a", number))).await;
-    assert_eq!(queue.redrive(None, 10).await, Ok(1), "no more than there is room for");
+    assert_eq!(queue.redrive(None, 10).await, redriven(1, []), "no more than there is room for");
     assert_eq!(drain(&queue).await, ["4", "1", "6", "7", "8", "0"]);
     assert_eq!(queue.purge_dead_letters().await, Ok(3));
     assert_eq!(queue.depth().await.expect("depth").dead, 0);
     assert_eq!(queue.purge_quarantine().await, Ok(0));
+}
+
+/// Messages may be long: a page ends before it is more than anybody should have to read at once.
+#[tokio::test(start_paused = true)]
+async fn a_page_of_dead_letters_has_a_size() {
+    let (_store, queue) = memory(inline());
+    publish(&queue, (0..40).map(|_| of("a", "x".repeat(256 * 1024)))).await;
+    let held = claim(&queue, 40).await;
+    settle(&queue, &held, Disposal::DeadLetter { reason: "no".to_owned() }).await;
+    let mut pages: Vec<Vec<u64>> = Vec::new();
+    loop {
+        let after = pages.last().and_then(|page| page.last()).copied().unwrap_or(0);
+        let page = queue.dead_letters(after, 1_000).await.expect("a page");
+        if page.is_empty() {
+            break;
+        }
+        pages.push(page.iter().map(|kept| kept.sequence).collect());
+    }
+    // Sixteen would be the four mebibytes, and their reasons.
+    assert_eq!(pages.iter().map(Vec::len).collect::<Vec<_>>(), [15, 15, 10]);
+    assert!(pages.concat().into_iter().eq(1..=40));
 }
 
 // Waiting and waking.

@@ -7,8 +7,8 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full};
-use hyper::body::Bytes;
-use hyper::{HeaderMap, Method, Request};
+use hyper::body::{Bytes, Incoming};
+use hyper::{HeaderMap, Method, Request, Response};
 use hyper_util::client::legacy::{Client as Hyper, connect::HttpConnector};
 use hyper_util::rt::TokioExecutor;
 use laneway_router::config::{Config, Layering};
@@ -132,21 +132,18 @@ impl Bench {
         self.called.lock().unwrap().insert((method.to_lowercase(), template(path)));
     }
 
-    /// The next second of the stream.
-    async fn next_second(&self) -> Value {
+    /// The stream, from its next second on.
+    async fn stream(&self) -> Response<Incoming> {
         self.note("GET", "/api/stream");
         let request = Request::get(format!("{}/api/stream", self.base())).body(Full::default()).unwrap();
-        let mut answer = self.client.request(request).await.expect("an answer");
+        let answer = self.client.request(request).await.expect("an answer");
         assert_eq!(answer.headers()["content-type"], "text/event-stream");
-        let mut text = String::new();
-        loop {
-            let frame = tokio::time::timeout(DEADLINE, answer.frame()).await.expect("an event in time");
-            text.push_str(std::str::from_utf8(&frame.unwrap().unwrap().into_data().unwrap()).unwrap());
-            let data = text.lines().find_map(|line| line.strip_prefix("data: "));
-            if let Some(data) = data.filter(|_| text.ends_with("\n\n")) {
-                return serde_json::from_str(data).unwrap();
-            }
-        }
+        answer
+    }
+
+    /// The next second of the stream.
+    async fn next_second(&self) -> Value {
+        next_event(&mut self.stream().await).await
     }
 
     /// Asks until the answer is right.
@@ -171,6 +168,19 @@ impl Bench {
 
     fn target(&self, name: &str) -> String {
         format!("{}/api/test/{name}", self.base())
+    }
+}
+
+/// The next event of a stream.
+async fn next_event(stream: &mut Response<Incoming>) -> Value {
+    let mut text = String::new();
+    loop {
+        let frame = tokio::time::timeout(DEADLINE, stream.frame()).await.expect("an event in time");
+        text.push_str(std::str::from_utf8(&frame.unwrap().unwrap().into_data().unwrap()).unwrap());
+        let data = text.lines().find_map(|line| line.strip_prefix("data: "));
+        if let Some(data) = data.filter(|_| text.ends_with("\n\n")) {
+            return serde_json::from_str(data).unwrap();
+        }
     }
 }
 
@@ -755,6 +765,37 @@ async fn with_a_token_only_health_metrics_and_the_description_are_open() {
     bench.shutdown().await;
 }
 
+/// Without a token whoever may publish could have the router call its own admin routes: the guard knows its calls by their fence.
+#[tokio::test]
+async fn a_message_cannot_operate_the_router_that_delivers_it() {
+    let bench = Bench::new("laneway.ingress { enabled = true, bind = \"127.0.0.1:0\" }").await;
+    let pause = format!("{}/api/pools/DEFAULT-POOL/pause", bench.base());
+    let message = json!({ "id": "published", "poolCode": "", "mediationTarget": pause });
+    bench.post("/api/messages", message).await.with(202);
+    let letters = bench.until("/api/dead-letters", |letters| letters[0]["id"] == "published").await;
+    let reason = letters[0]["reason"].as_str().unwrap();
+    assert!(reason.contains("403") && reason.contains("admin-token"), "{reason}");
+
+    let line = json!({ "id": "line", "correlationId": 7, "notify": true, "mediationType": "HTTP", "mediationTarget": pause });
+    let mut ingress = TcpStream::connect(bench.service.ingress_address().unwrap()).await.unwrap();
+    ingress.write_all(format!("{line}\n").as_bytes()).await.unwrap();
+    let ended = |it: &Value| it["tasksFailed"] == 1;
+    bench.until("/api/ingress", |ingress| ingress["partitions"].as_array().unwrap().iter().any(ended)).await;
+    assert_eq!(bench.get("/api/pools").await[0]["state"], "open");
+
+    // The test targets are for messages, and whoever calls without a fence is a person.
+    bench
+        .post(
+            "/api/messages",
+            json!({ "id": "1", "poolCode": "", "mediationTarget": bench.target("success") }),
+        )
+        .await
+        .with(202);
+    bench.until("/api/pools", |pools| pools[0]["counts"]["succeeded"] == 1).await;
+    bench.call("POST", "/api/pools/DEFAULT-POOL/pause", None).await.with(200);
+    bench.shutdown().await;
+}
+
 #[tokio::test]
 async fn beyond_loopback_there_is_no_start_without_a_token() {
     let folder = tempfile::tempdir().unwrap();
@@ -822,6 +863,29 @@ async fn clients_that_dawdle_are_hung_up_on() {
     ];
     bench.get("/health/live").await;
     drop(idle);
+    bench.shutdown().await;
+}
+
+/// A client that asks and asks and takes no answer keeps its place for the write timeout only; a stream goes on for longer.
+#[tokio::test]
+async fn clients_that_take_no_answer_are_hung_up_on() {
+    let bench = Bench::new("laneway.http { write-timeout = 200 ms, connections-max = 2 }").await;
+    let mut deaf = Vec::new();
+    for _ in 0..2 {
+        let mut stream = TcpStream::connect(bench.service.http_address()).await.unwrap();
+        // More answers than the system keeps for a client, in as many requests as it keeps for the service.
+        let ask = "GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(1_000);
+        stream.write_all(ask.as_bytes()).await.unwrap();
+        tokio::time::timeout(DEADLINE, stream.readable()).await.expect("has a place").unwrap();
+        deaf.push(stream);
+    }
+    bench.get("/health/live").await;
+    drop(deaf);
+    let mut stream = bench.stream().await;
+    for _ in 0..2 {
+        next_event(&mut stream).await; // a second apart, which is longer than the timeout
+    }
+    drop(stream);
     bench.shutdown().await;
 }
 
@@ -988,6 +1052,61 @@ async fn a_reload_that_is_not_right_changes_nothing() {
         assert_eq!(bench.get("/api/pools/a").await["concurrency"], 4);
         assert_eq!(bench.call("GET", "/api/pools/new", None).await.status, 404);
     }
+    bench.shutdown().await;
+}
+
+/// A payload may be more than a JSON library would take apart: numbers without a place among the floats, or a depth without end.
+#[tokio::test]
+async fn secrets_of_a_dead_letter_are_hidden_whatever_its_payload() {
+    let bench = Bench::new("").await;
+    let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
+    for payload in [r#"{"x":1e999}"#, &deep] {
+        let message = format!(
+            r#"{{"id": "m", "poolCode": "", "mediationTarget": "{}?key=hush", "authToken": "hush", "headers": {{"x-key": "hush"}}, "payload": {payload}}}"#,
+            bench.target("client-error")
+        );
+        let request = Request::post(format!("{}/api/messages", bench.base()))
+            .header("content-type", "application/json")
+            .body(Full::from(message))
+            .unwrap();
+        bench.send(request).await.with(202);
+        let letters = bench.until("/api/dead-letters", |letters| letters[0]["sequence"].is_u64()).await;
+        let text = letters[0]["text"].as_str().unwrap();
+        assert!(!letters.to_string().contains("hush"), "{text}");
+        assert_eq!(letters[0]["id"], "m");
+        assert!(text.contains(payload) && text.contains("x-key"), "{text}");
+        assert!(text.contains(&bench.target("client-error")), "{text}");
+        bench.call("DELETE", "/api/dead-letters", None).await.with(200);
+    }
+    bench.shutdown().await;
+}
+
+/// A page ends where it would be too much to read, and says where the next one begins.
+#[tokio::test]
+async fn a_page_of_dead_letters_is_bounded_and_names_the_next() {
+    let bench = Bench::new("").await;
+    let target = bench.target("client-error");
+    let long = "x".repeat(250 * 1024);
+    for id in 0..20 {
+        let message =
+            json!({ "id": id.to_string(), "poolCode": "", "mediationTarget": target, "payload": long });
+        bench.post("/api/messages", message).await.with(202);
+    }
+    bench.until("/api/sources", |sources| sources[0]["dead"] == 20).await;
+    let (mut path, mut ids, mut pages) = ("/api/dead-letters?most=1000".to_owned(), Vec::new(), 0);
+    loop {
+        let answer = bench.call("GET", &path, None).await;
+        let next = answer.headers.get("link").map(|link| link.to_str().unwrap().to_owned());
+        let page = answer.with(200);
+        ids.extend(page.as_array().unwrap().iter().map(|it| it["id"].as_str().unwrap().to_owned()));
+        pages += 1;
+        let Some(next) = next else { break };
+        path = next.trim_start_matches('<').trim_end_matches(">; rel=\"next\"").to_owned();
+    }
+    assert_eq!((pages, ids), (2, (0..20).map(|id| id.to_string()).collect::<Vec<_>>()));
+    let first = bench.call("GET", "/api/dead-letters?queue=default&most=3", None).await;
+    let next = first.headers["link"].to_str().unwrap();
+    assert_eq!(next, "</api/dead-letters?after=3&most=3&queue=default>; rel=\"next\"");
     bench.shutdown().await;
 }
 

@@ -27,7 +27,8 @@ const OUR_VARIABLES: [&str; 2] = ["LANEWAY_URL", "LANEWAY_TOKEN"];
   LANEWAY_HTTP_BIND=127.0.0.1:9000 laneway config show
   laneway config reference > laneway.conf        all keys with their defaults and what they mean
 
-Layers, the lowest first: the reference, the file (laneway.conf, if there is one), the environment, --set.")]
+Layers, the lowest first: the reference, the file (laneway.conf, if there is one), the environment, --set. What a file
+or --set says and no setting has as its name is a mistake; a variable of the environment is left out, with a warning.")]
 pub(crate) struct Options {
     #[command(subcommand)]
     what: What,
@@ -115,9 +116,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 fn check(json: bool, file: &Path, sets: &Sets) -> Result<(), Failure> {
     let checked = Config::load(&layering(Some(file.to_owned()), sets));
     let problems = checked.as_ref().err().map_or_else(Vec::new, ConfigError::problems);
+    let warnings = checked.as_ref().map_or(&[][..], Config::warnings);
+    tell_warnings(warnings);
     if json {
-        let told =
-            json!({"file": file.display().to_string(), "valid": checked.is_ok(), "problems": problems});
+        let told = json!({"file": file.display().to_string(), "valid": checked.is_ok(), "problems": problems, "warnings": warnings});
         table::lines(&[told])?;
     }
     match checked {
@@ -136,7 +138,20 @@ fn show(json: bool, layering: &Layering) -> Result<(), Failure> {
     let row = |value: &laneway_config::Effective| json!({"path": value.path, "value": value.value, "origin": value.origin});
     table::print(json, &Value::Array(values.iter().map(row).collect()), &COLUMNS, "")?;
     // What is shown is shown also when it is wrong; but nobody should believe that it would run.
-    Config::load(layering).map(drop).map_err(|error| bad(&error))
+    load(layering).map(drop)
+}
+
+/// The configuration, with a warning on standard error for each variable that names no setting.
+pub(crate) fn load(layering: &Layering) -> Result<Config, Failure> {
+    let config = Config::load(layering).map_err(|error| bad(&error))?;
+    tell_warnings(config.warnings());
+    Ok(config)
+}
+
+fn tell_warnings(warnings: &[String]) {
+    for warning in warnings {
+        eprintln!("laneway: warning: {warning}");
+    }
 }
 
 /// All that is wrong, one line each.

@@ -1,9 +1,11 @@
 //! `laneway dead-letters`: the messages that were given up, and what becomes of them.
 
+use std::collections::BTreeSet;
+
 use clap::{Subcommand, value_parser};
 use serde_json::{Value, json};
 
-use crate::client::{Service, part};
+use crate::client::{Client, Service, part};
 use crate::exit::Failure;
 use crate::table::{self, Column, count, field, printable};
 
@@ -104,27 +106,73 @@ fn list(service: &Service, queue: Option<&str>, after: u64, most: u32) -> Result
     if queue.is_none() && !brokers.is_empty() && brokers.len() == sources.as_array().map_or(0, Vec::len) {
         return Ok(table::print(service.json, &Value::Array(brokers), &ELSEWHERE, "there are no sources")?);
     }
-    let path = format!("/api/dead-letters?after={after}&most={most}{}", and_queue(queue));
-    let letters = client.get(&path)?;
     for broker in brokers.iter().filter(|broker| broker["dead"].as_u64() > Some(0)) {
         let number = count(broker["dead"].as_u64().unwrap_or(0), "dead letter");
         let text = |name: &str| broker[name].as_str().unwrap_or_default();
         eprintln!("{}", printable(&format!("{} has {number}: {}", text("name"), text("deadLettersAt"))));
     }
-    table::print(service.json, &letters, &COLUMNS, "there are no dead letters")?;
-    let shown = letters.as_array().map_or(0, Vec::len);
-    if shown == most as usize
-        && let Some(last) = letters[shown - 1]["sequence"].as_u64()
-    {
+    if let Some(last) = show(service.json, &client, queue, after, most as usize)? {
         eprintln!("\nthere may be more: --after {last}");
     }
     Ok(())
 }
 
+/// Shows so many dead letters, in as many pages as it takes. The sequence of the last one, if there is more behind it.
+fn show(
+    json: bool,
+    client: &Client,
+    queue: Option<&str>,
+    mut after: u64,
+    most: usize,
+) -> Result<Option<u64>, Failure> {
+    let (mut rows, mut shown) = (Vec::new(), 0);
+    let more = loop {
+        let part = most - shown;
+        let path = format!("/api/dead-letters?after={after}&most={part}{}", and_queue(queue));
+        let (mut letters, more) = client.get_page(&path)?;
+        shown += letters.len();
+        let last = letters.last().and_then(|letter| letter["sequence"].as_u64());
+        if json {
+            table::lines(&letters)?;
+        } else {
+            // A table has no place for texts, of which there may be more than fit into memory.
+            letters
+                .iter_mut()
+                .filter_map(Value::as_object_mut)
+                .for_each(|letter| drop(letter.remove("text")));
+            rows.append(&mut letters);
+        }
+        match last {
+            Some(last) if more => after = last,
+            _ => break None,
+        }
+        if shown >= most {
+            break last;
+        }
+    };
+    if !json {
+        table::print(false, &Value::Array(rows), &COLUMNS, "there are no dead letters")?;
+    }
+    Ok(more)
+}
+
 fn redrive(service: &Service, queue: Option<&str>, which: &[u64]) -> Result<(), Failure> {
     let body = json!({"queue": queue, "sequences": which});
     let answer = service.connect()?.post("/api/dead-letters/redrive", Some(&body))?;
-    tell_redriven(service.json, &answer)
+    tell_redriven(service.json, &answer)?;
+    let missing = answer["missing"].as_array().map_or(&[][..], Vec::as_slice);
+    let sequences: Vec<String> = missing.iter().map(Value::to_string).collect();
+    match sequences.as_slice() {
+        [] => {}
+        [one] => return Err(Failure::Refused(format!("there is no dead letter {one}"))),
+        more => return Err(Failure::Refused(format!("there are no dead letters {}", more.join(", ")))),
+    }
+    let asked = which.iter().collect::<BTreeSet<_>>().len() as u64;
+    let left = asked.saturating_sub(answer["redriven"].as_u64().unwrap_or(asked));
+    match left {
+        0 => Ok(()),
+        left => Err(Failure::Refused(format!("the queue has no room for {}", count(left, "dead letter")))),
+    }
 }
 
 /// No request redrives more than this; it is what the service allows.

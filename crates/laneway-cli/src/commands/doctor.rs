@@ -10,7 +10,7 @@ use laneway_router::source::broker::{Broker, Examination, Finding, Level, Role};
 use laneway_router::standby;
 use serde_json::{Value, json};
 
-use super::config::{Layered, bad};
+use super::config::{Layered, load};
 use crate::exit::Failure;
 use crate::table::{self, count, printable};
 
@@ -37,7 +37,7 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    let config = Config::load(&options.layers.layering()).map_err(|error| bad(&error))?;
+    let config = load(&options.layers.layering())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("cannot start the runtime")?;
     let found = runtime.block_on(examine_all(&config));

@@ -25,7 +25,7 @@ use laneway_router::service::{Service, StartError};
 use laneway_router::standby::Turn;
 use tokio::sync::Notify;
 
-use super::config::{Layered, bad};
+use super::config::{Layered, bad, load};
 use crate::exit::Failure;
 use crate::interrupt::on_interrupts;
 
@@ -84,7 +84,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if options.demo {
         return runtime.block_on(demo::run(options));
     }
-    let config = Config::load(&options.layering()).map_err(|error| bad(&error))?;
+    let config = load(&options.layering())?;
     start_log(config.log);
     runtime.block_on(serve(options, config))
 }

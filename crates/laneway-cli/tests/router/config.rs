@@ -73,6 +73,31 @@ fn values_are_shown_with_where_they_came_from_and_secrets_are_not() {
 }
 
 #[test]
+fn variables_that_name_no_setting_are_warned_of_and_stop_nothing() {
+    let (folder, path) = file("");
+    let path = path.display().to_string();
+    let with = |arguments: &[&str]| {
+        let mut command = laneway(arguments);
+        command.current_dir(folder.path()).env("LANEWAY_SEED", "7").env("LANEWAY_HTTP_ADMIN_TOKEN", "s3cret");
+        command
+    };
+    let checked = Answer::of(with(&["config", "check", &path]).output().expect("the binary runs"));
+    assert_eq!(checked.code, 0, "{}", checked.stderr);
+    assert!(checked.stderr.contains("warning: laneway.seed ($LANEWAY_SEED)"), "{}", checked.stderr);
+    assert!(checked.stderr.contains("did you mean LANEWAY_HTTP_ADMIN__TOKEN?"), "{}", checked.stderr);
+    assert!(!checked.stderr.contains("s3cret"), "{}", checked.stderr);
+    let told = Answer::of(with(&["config", "check", &path, "--json"]).output().expect("the binary runs"));
+    assert_eq!(told.json()[0]["warnings"].as_array().map(Vec::len), Some(2), "{}", told.stdout);
+    let shown = Answer::of(with(&["config", "show"]).output().expect("the binary runs"));
+    assert!(shown.code == 0 && !shown.stdout.contains("laneway.seed"), "{}", shown.stdout);
+    // What a file says is meant for the service.
+    std::fs::write(&path, "laneway.seed = 7").expect("written");
+    let checked = Answer::of(with(&["config", "check", &path]).output().expect("the binary runs"));
+    assert_eq!(checked.code, 6, "{}", checked.stderr);
+    assert!(checked.stderr.contains("laneway.seed = 7"), "{}", checked.stderr);
+}
+
+#[test]
 fn the_reference_is_a_configuration() {
     let reference = run(&["config", "reference"]);
     assert_eq!(reference.code, 0);

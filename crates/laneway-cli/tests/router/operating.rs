@@ -131,7 +131,10 @@ fn a_group_is_explained_parked_skipped_and_resumed() {
     service.delivered("orders", 2);
 
     let sequence = letters[0]["sequence"].to_string();
-    assert_eq!(service.tell(&["dead-letters", "redrive", &sequence]), [json!({"redriven": 1})]);
+    assert_eq!(
+        service.tell(&["dead-letters", "redrive", &sequence]),
+        [json!({"redriven": 1, "missing": []})]
+    );
     service.delivered("orders", 3);
     assert_eq!(service.tell(&["dead-letters", "list"]), Vec::<Value>::new());
     let answer = service.ask(&["explain", "g"]);
@@ -227,6 +230,45 @@ fn dead_letters_are_listed_redriven_and_purged() {
         "{}",
         answer.stderr
     );
+}
+
+/// The service answers in pages of a few megabytes; whoever asked for more does not see them.
+#[test]
+fn long_dead_letters_are_listed_in_as_many_pages_as_it_takes() {
+    let service = Running::start(&[]);
+    let file = service.folder.path().join("long.json");
+    std::fs::write(&file, format!("\"{}\"", "x".repeat(250 * 1024))).expect("written");
+    let (file, target) = (format!("@{}", file.display()), format!("{}/api/test/client-error", service.url));
+    // A batch of them would be longer than a request may be.
+    for _ in 0..20 {
+        service.tell(&["send", "--target", &target, "--payload", &file]);
+    }
+    let listed = ["dead-letters", "list", "--most", "19"];
+    service.until(&["dead-letters", "list", "--most", "20"], |letters| letters.len() == 20);
+    let letters = service.tell(&listed);
+    assert_eq!(letters.len(), 19);
+    let answer = service.ask(&listed);
+    assert_eq!((answer.code, answer.stdout.lines().count()), (0, 20), "{}", answer.stderr);
+    let last = &letters[18]["sequence"];
+    assert!(answer.stderr.contains(&format!("there may be more: --after {last}")), "{}", answer.stderr);
+    let answer = service.ask(&["dead-letters", "list", "--most", "20"]);
+    assert!(!answer.stderr.contains("there may be more"), "{}", answer.stderr);
+}
+
+#[test]
+fn a_dead_letter_that_is_not_there_cannot_be_redriven() {
+    let service = Running::start(&[]);
+    let answer = service.ask(&["dead-letters", "redrive", "999999"]);
+    assert_eq!(answer.code, 4, "{}", answer.stderr);
+    assert!(answer.stderr.contains("there is no dead letter 999999"), "{}", answer.stderr);
+    let target = format!("{}/api/test/client-error", service.url);
+    service.tell(&["send", "--target", &target]);
+    let letters = service.until(&["dead-letters"], |letters| letters.len() == 1);
+    let sequence = letters[0]["sequence"].to_string();
+    let answer = service.ask(&["dead-letters", "redrive", &sequence, "999998", "999999", "--json"]);
+    assert_eq!(answer.code, 4, "{}", answer.stderr);
+    assert_eq!(answer.json(), [json!({"redriven": 1, "missing": [999998, 999999]})]);
+    assert!(answer.stderr.contains("there are no dead letters 999998, 999999"), "{}", answer.stderr);
 }
 
 #[test]

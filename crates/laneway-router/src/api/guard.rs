@@ -4,7 +4,8 @@
 //!
 //! - **Token.** Compared in constant time, by digest. Without one the API is bound to loopback, and a page in a browser on the same machine is the stranger to
 //!   keep out: a request that names another origin, or a host that is not this machine (a name that was bent to point here), is refused. No
-//!   answer carries a CORS header, so a browser shows none of them to other pages.
+//!   answer carries a CORS header, so a browser shows none of them to other pages. The other stranger is a message whose target is this API: the router would
+//!   call it from this machine. Its calls are known by the fence that each of them carries and that no message can take away (`mediator/headers.rs`).
 //! - **Time.** The body has a deadline from the end of the head on, and the answer has one from there, too, except those of the test targets.
 //! - **Audit.** What is let in and changes something, except publishing, is written down with its answer (`audit.rs`), also if nobody waits for that any more.
 //! - **Problems.** What axum refuses in plain text (no such route, wrong method, bad query) is put into problem details.
@@ -26,6 +27,7 @@ use tokio::time::{Instant, Sleep, sleep_until, timeout};
 
 use super::problem::{MEDIA_TYPE, Problem};
 use crate::audit::{Audit, HUNG_UP};
+use crate::mediator::headers::SEQUENCE;
 use crate::service::Service;
 
 /// As much of a foreign refusal is repeated.
@@ -130,6 +132,11 @@ fn admit(token: Option<&str>, headers: &HeaderMap, uri: &Uri) -> Result<(), Prob
         return forbidden("requests from pages of other origins are not answered");
     }
     let Some(token) = token else {
+        if headers.contains_key(SEQUENCE) && !is_target(uri.path()) {
+            return forbidden(
+                "this is the call of a router on behalf of a message (laneway-sequence); without a token (laneway.http.admin-token) messages reach nothing here but the test targets",
+            );
+        }
         return match host.is_none_or(is_this_machine) {
             true => Ok(()),
             false => forbidden(

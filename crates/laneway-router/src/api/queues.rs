@@ -1,26 +1,39 @@
 //! `/api/sources`, `/api/dead-letters`, `/api/quarantine`: what the queues hold, and what came to rest in them.
 
+use std::collections::{BTreeMap, HashSet};
+
 use axum::Extension;
 use axum::extract::State;
+use axum::http::header::{self, HeaderName};
+use axum::response::AppendHeaders;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::value::{RawValue, to_raw_value};
 
 use super::guard::Detail;
 use super::input::{Json, Query};
 use super::problem::Problem;
 use super::route::Route;
 use super::{iso, iso_of, most, queue_of};
+use crate::mediator::headers::is_secret;
+use crate::message;
 use crate::router::SourceView;
 use crate::service::Service;
-use crate::source::embedded::{BATCH_MAX, Kept};
+use crate::source::SourceError;
+use crate::source::embedded::{BATCH_MAX, EmbeddedQueue, Kept};
 
 pub(super) fn routes() -> Vec<Route> {
     let page = |route: Route| {
         route
             .query("queue", "string", "The queue; the only one, or default")
             .query("after", "integer", "Behind this sequence; 0 for the oldest")
-            .query("most", "integer", "How many, at most; 100")
+            .query(
+                "most",
+                "integer",
+                "How many, at most; 100. A page ends before that where its texts would be more than 4 MiB",
+            )
             .gives(200, "[Kept]")
+            .paged()
     };
     vec![
         Route::get("/api/sources", sources, "The sources, and what they hold").gives(200, "[Source]"),
@@ -124,7 +137,7 @@ struct Which {
     queue: Option<String>,
 }
 
-/// A message that came to rest. Its token and the values of its headers are hidden.
+/// A message that came to rest. Its token, the values of its headers and the query of its target are hidden.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct KeptMessage {
@@ -140,12 +153,7 @@ struct KeptMessage {
 
 impl From<Kept> for KeptMessage {
     fn from(kept: Kept) -> Self {
-        let parsed: Option<Value> = serde_json::from_slice(&kept.text).ok().filter(Value::is_object);
-        let id = parsed.as_ref().and_then(|message| message["id"].as_str().map(str::to_owned));
-        let text = match parsed {
-            Some(message) => without_secrets(message).to_string(),
-            None => String::from_utf8_lossy(&kept.text).into_owned(),
-        };
+        let (id, text) = shown(&kept.text);
         KeptMessage {
             sequence: kept.sequence,
             id,
@@ -159,29 +167,96 @@ impl From<Kept> for KeptMessage {
     }
 }
 
-fn without_secrets(mut message: Value) -> Value {
-    const HIDDEN: &str = "(hidden)";
-    if !message["authToken"].is_null() {
-        message["authToken"] = HIDDEN.into();
+/// Any JSON, which is not taken apart further than asked: a message may have in its payload what no value of JSON could hold.
+type Fields = BTreeMap<String, Box<RawValue>>;
+
+/// What stands for a secret.
+const HIDDEN: &str = "(hidden)";
+
+/// The id of a message, if it has one, and its text as it may be shown. Where nobody can tell what in it is a secret, that is its length.
+fn shown(text: &[u8]) -> (Option<String>, String) {
+    let Ok(mut fields) = serde_json::from_slice::<Fields>(text) else {
+        return (None, format!("({} bytes that are no JSON object, and may be secret)", text.len()));
+    };
+    let id = fields.get("id").and_then(|id| serde_json::from_str(id.get()).ok());
+    for (name, value) in &mut fields {
+        match name.as_str() {
+            // What is not there is no secret.
+            _ if value.get() == "null" => {}
+            "mediationTarget" => *value = shown_target(value),
+            "headers" => *value = shown_headers(value),
+            name if is_secret(name) => *value = raw(HIDDEN),
+            _ => {}
+        }
     }
-    if let Some(headers) = message.get_mut("headers").and_then(Value::as_object_mut) {
-        headers.values_mut().for_each(|value| *value = HIDDEN.into());
-    }
-    message
+    (id, raw(&fields).get().to_owned())
 }
 
-type Answer = Result<axum::Json<Vec<KeptMessage>>, Problem>;
-
-async fn dead_letters(State(service): State<Service>, Query(page): Query<Page>) -> Answer {
-    let (_, queue) = queue_of(&service, page.queue.as_deref())?;
-    let kept = queue.dead_letters(page.after, most(page.most, 100)).await?;
-    Ok(axum::Json(kept.into_iter().map(KeptMessage::from).collect()))
+fn shown_target(value: &RawValue) -> Box<RawValue> {
+    let target: Result<String, _> = serde_json::from_str(value.get());
+    target.map_or_else(|_| raw(HIDDEN), |target| raw(&message::without_secrets(&target)))
 }
 
-async fn quarantine(State(service): State<Service>, Query(page): Query<Page>) -> Answer {
-    let (_, queue) = queue_of(&service, page.queue.as_deref())?;
-    let kept = queue.quarantined(page.after, most(page.most, 100)).await?;
-    Ok(axum::Json(kept.into_iter().map(KeptMessage::from).collect()))
+fn shown_headers(value: &RawValue) -> Box<RawValue> {
+    let names: Result<Fields, _> = serde_json::from_str(value.get());
+    let hidden = |names: Fields| names.into_keys().map(|name| (name, HIDDEN)).collect::<BTreeMap<_, _>>();
+    names.map_or_else(|_| raw(HIDDEN), |names| raw(&hidden(names)))
+}
+
+fn raw(value: &(impl Serialize + ?Sized)) -> Box<RawValue> {
+    to_raw_value(value).expect("texts and what was JSON before")
+}
+
+/// Where a queue keeps what came to rest.
+#[derive(Clone, Copy)]
+enum Shelf {
+    DeadLetters,
+    Quarantine,
+}
+
+impl Shelf {
+    fn path(self) -> &'static str {
+        match self {
+            Shelf::DeadLetters => "/api/dead-letters",
+            Shelf::Quarantine => "/api/quarantine",
+        }
+    }
+
+    async fn read(self, queue: &EmbeddedQueue, after: u64, most: usize) -> Result<Vec<Kept>, SourceError> {
+        match self {
+            Shelf::DeadLetters => queue.dead_letters(after, most).await,
+            Shelf::Quarantine => queue.quarantined(after, most).await,
+        }
+    }
+}
+
+/// A page, and where there is more, the header that says so.
+type Answer = Result<(AppendHeaders<Option<(HeaderName, String)>>, axum::Json<Vec<KeptMessage>>), Problem>;
+
+/// A page, and in `Link` where the next one is. A page that is short need not be the last, since it ends also where it has become long.
+async fn page(service: &Service, page: Page, shelf: Shelf) -> Answer {
+    let (name, queue) = queue_of(service, page.queue.as_deref())?;
+    let most = most(page.most, 100);
+    let kept = shelf.read(&queue, page.after, most).await?;
+    let last = kept.last().map(|kept| kept.sequence);
+    let next = match last {
+        Some(last) if !shelf.read(&queue, last, 1).await?.is_empty() => {
+            let queue = utf8_percent_encode(&name, NON_ALPHANUMERIC);
+            let path = shelf.path();
+            Some((header::LINK, format!("<{path}?after={last}&most={most}&queue={queue}>; rel=\"next\"")))
+        }
+        _ => None,
+    };
+    let kept: Vec<KeptMessage> = kept.into_iter().map(KeptMessage::from).collect();
+    Ok((AppendHeaders(next), axum::Json(kept)))
+}
+
+async fn dead_letters(State(service): State<Service>, Query(asked): Query<Page>) -> Answer {
+    page(&service, asked, Shelf::DeadLetters).await
+}
+
+async fn quarantine(State(service): State<Service>, Query(asked): Query<Page>) -> Answer {
+    page(&service, asked, Shelf::Quarantine).await
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -195,26 +270,34 @@ struct Redrive {
 #[derive(Debug, Serialize)]
 struct Redriven {
     redriven: usize,
+    /// The sequences that were asked for and are no dead letters.
+    missing: Vec<u64>,
 }
 
 async fn redrive(
     State(service): State<Service>,
-    Json(asked): Json<Redrive>,
+    Json(mut asked): Json<Redrive>,
 ) -> Result<(Extension<Detail>, axum::Json<Redriven>), Problem> {
     let (name, queue) = queue_of(&service, asked.queue.as_deref())?;
     if asked.sequences.as_ref().is_some_and(|sequences| sequences.len() > BATCH_MAX) {
         return Err(Problem::unprocessable(format!("more than {BATCH_MAX} sequences at once")));
     }
+    if let Some(sequences) = &mut asked.sequences {
+        // One that is said twice is there once.
+        let mut seen = HashSet::new();
+        sequences.retain(|sequence| seen.insert(*sequence));
+    }
     let which = match &asked.sequences {
-        Some(sequences) => format!("sequences {}", shown(sequences)),
+        Some(sequences) => format!("sequences {}", first_of(sequences)),
         None => "the oldest".to_owned(),
     };
-    let redriven = queue.redrive(asked.sequences, asked.most.unwrap_or(BATCH_MAX)).await?;
-    Ok((Extension(Detail(format!("{which}: {redriven} of queue {name}"))), axum::Json(Redriven { redriven })))
+    let done = queue.redrive(asked.sequences, asked.most.unwrap_or(BATCH_MAX)).await?;
+    let detail = Detail(format!("{which}: {} of queue {name}", done.count));
+    Ok((Extension(detail), axum::Json(Redriven { redriven: done.count, missing: done.missing })))
 }
 
 /// The first of many numbers.
-fn shown(sequences: &[u64]) -> String {
+fn first_of(sequences: &[u64]) -> String {
     const SHOWN: usize = 20;
     let first: Vec<String> = sequences.iter().take(SHOWN).map(ToString::to_string).collect();
     let more = if sequences.len() > SHOWN { " and more" } else { "" };
@@ -240,4 +323,27 @@ async fn purge_quarantine(
 ) -> Result<axum::Json<Purged>, Problem> {
     let purged = queue_of(&service, which.queue.as_deref())?.1.purge_quarantine().await?;
     Ok(axum::Json(Purged { purged }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_be_secret_is_hidden_in_whatever_came_to_rest() {
+        let text = r#"{"id":"m","authToken":"hush","headers":{"x-key":"hush","n":1e999},"mediationTarget":"https://me:hush@host/a?hush#hush","payload":{"authToken":1e999}}"#;
+        let wanted = r#"{"authToken":"(hidden)","headers":{"n":"(hidden)","x-key":"(hidden)"},"id":"m","mediationTarget":"https://host/a","payload":{"authToken":1e999}}"#;
+        assert_eq!(shown(text.as_bytes()), (Some("m".to_owned()), wanted.to_owned()));
+        for (text, wanted) in [
+            (r#"{"id":7,"auth_token":"hush"}"#, r#"{"auth_token":"(hidden)","id":7}"#),
+            (r#"{"headers":["hush"]}"#, r#"{"headers":"(hidden)"}"#),
+            (r#"{"mediationTarget":["hush"]}"#, r#"{"mediationTarget":"(hidden)"}"#),
+            (r#"{"authToken":null,"headers":null}"#, r#"{"authToken":null,"headers":null}"#),
+            (r#"[{"authToken":"hush"}]"#, "(22 bytes that are no JSON object, and may be secret)"),
+            (r#"{"authToken":"hush""#, "(19 bytes that are no JSON object, and may be secret)"),
+        ] {
+            assert_eq!(shown(text.as_bytes()), (None, wanted.to_owned()), "{text}");
+        }
+        assert_eq!(shown(b"\xff\xfe").1, "(2 bytes that are no JSON object, and may be secret)");
+    }
 }

@@ -17,6 +17,7 @@ pub(super) struct Route {
     parameters: Vec<Value>,
     takes: Option<Value>,
     gives: Vec<(u16, Option<Value>, &'static str)>,
+    is_paged: bool,
     is_open: bool,
 }
 
@@ -35,6 +36,7 @@ impl Route {
             parameters: Vec::new(),
             takes: None,
             gives: Vec::new(),
+            is_paged: false,
             is_open: false,
         }
     }
@@ -101,6 +103,12 @@ impl Route {
         self
     }
 
+    /// Its answer names the next page, where there is one.
+    pub(super) fn paged(mut self) -> Self {
+        self.is_paged = true;
+        self
+    }
+
     /// Needs no token.
     pub(super) fn open(mut self) -> Self {
         self.is_open = true;
@@ -131,6 +139,9 @@ impl Route {
             if let Some(schema) = schema {
                 let media_type = if *status >= 400 { super::problem::MEDIA_TYPE } else { media_type };
                 response["content"] = json!({ media_type: { "schema": schema } });
+            }
+            if self.is_paged {
+                response["headers"] = json!({ "Link": { "description": "The next page, as <path>; rel=\"next\", where there is more", "schema": { "type": "string" } } });
             }
             responses.insert(status.to_string(), response);
         }

@@ -60,6 +60,13 @@ export async function get(path, signal) {
   return response.json();
 }
 
+/// A list of which there may be more, and whether there is: a page may end before it is as long as was asked for.
+export async function getPage(path) {
+  const response = await send(path, {});
+  if (!response.ok) throw await problemOf(response);
+  return { list: await response.json(), more: response.headers.has("link") };
+}
+
 /// The same work, never twice at a time: asked for while it goes on, it is done once more after that.
 export function oneAtATime(work) {
   let [busy, again] = [false, false];

@@ -1,6 +1,6 @@
 // Dead letters: what was given up and why, and letting it come again.
 
-import { change, get } from "./api.js";
+import { change, get, getPage } from "./api.js";
 import { attempt, confirm, count, groupLink, h, moment, name, show, table } from "./page.js";
 
 const PAGE = 50;
@@ -14,7 +14,7 @@ export function deadLetters() {
   const elsewhere = h("section", { class: "card", hidden: true });
   const select = h("select", { id: "queue-choice", onchange: () => turn(0) });
   const chosen = new Set();
-  let [queue, after, letters, over] = [null, 0, [], false];
+  let [queue, after, letters, more, over] = [null, 0, [], false, false];
   const before = [];
 
   const redrive = h("button", { type: "button", class: "main", disabled: true, onclick: redriveChosen }, "Redrive chosen");
@@ -69,9 +69,9 @@ export function deadLetters() {
         if (!listed.length) return drawNoQueue();
         queue = select.value;
       }
-      const answer = await get(`/api/dead-letters?queue=${encodeURIComponent(queue)}&after=${after}&most=${PAGE}`);
+      const answer = await getPage(`/api/dead-letters?queue=${encodeURIComponent(queue)}&after=${after}&most=${PAGE}`);
       if (over) return;
-      letters = answer;
+      [letters, more] = [answer.list, answer.more];
       draw();
     } catch (error) {
       if (!over) show(body, h("p", {}, error.message));
@@ -110,7 +110,7 @@ export function deadLetters() {
     redrive.disabled = !chosen.size;
     redriveAll.disabled = purge.disabled = !letters.length && after === 0;
     back.disabled = !before.length;
-    next.disabled = letters.length < PAGE;
+    next.disabled = !more;
   }
 
   let seconds = 0;

@@ -10,7 +10,7 @@ use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_enco
 
 /// The key of the lane, percent-encoded ([`encode`]).
 pub const KEY: HeaderName = HeaderName::from_static("laneway-key");
-/// The place of the message among all of its source. Grows along a key.
+/// The place of the message among all of its source. Grows along a key. On every call: the API knows by it what a message has called (`api/guard.rs`).
 pub const SEQUENCE: HeaderName = HeaderName::from_static("laneway-sequence");
 /// Which attempt this is, from 1.
 pub const ATTEMPT: HeaderName = HeaderName::from_static("laneway-attempt");
@@ -81,8 +81,8 @@ const SECRET: [&str; 12] = [
     "token",
 ];
 
-/// Whether the value of a header is probably a secret, by its name. To be mistaken costs a word in a reason that is not shown.
-pub(super) fn is_secret(name: &str) -> bool {
+/// Whether the value of a header, or of a field, is probably a secret, by its name. To be mistaken costs a word that is not shown.
+pub(crate) fn is_secret(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     SECRET.iter().any(|word| name.contains(word))
 }
@@ -111,7 +111,15 @@ mod tests {
     fn what_is_ours_or_the_connections_is_refused() {
         let names =
             ["Connection", "TRANSFER-ENCODING", "Host", "content-length", "Proxy-Authorization", "te"];
-        let ours = ["laneway-key", "Laneway-Anything", "webhook-signature", "authorization", "expect"];
+        let ours = [
+            "laneway-key",
+            "laneway-sequence",
+            "LANEWAY-SEQUENCE",
+            "Laneway-Anything",
+            "webhook-signature",
+            "authorization",
+            "expect",
+        ];
         for name in names.into_iter().chain(ours) {
             assert!(refusal(name, "x").is_some(), "{name}");
         }

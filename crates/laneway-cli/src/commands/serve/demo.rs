@@ -30,7 +30,7 @@ use tempfile::TempDir;
 use self::load::{KINDS, Kind, Load, POOLS};
 use self::view::{KindLook, Look, Summary, View};
 use self::witness::{Shared, Witness};
-use super::{Options, announce, bad, drain, interrupts, quoted};
+use super::{Options, announce, bad, drain, interrupts, load, quoted};
 use crate::client::{Client, DEFAULT_URL};
 use crate::exit::Failure;
 
@@ -82,7 +82,7 @@ pub(super) async fn run(options: &Options) -> Result<(), Failure> {
 /// A service as the demonstration wants it. Somebody else may have the usual port already; then any free one will do, unless one was asked for.
 async fn start(options: &Options, folder: &TempDir) -> Result<Service, Failure> {
     let layering = layering(options, folder);
-    let mut config = Config::load(&layering).map_err(|error| bad(&error))?;
+    let mut config = load(&layering)?;
     let usual = format!("http://{}", config.http.bind) == DEFAULT_URL;
     let probe = std::net::TcpListener::bind(config.http.bind);
     if usual && options.bind.is_none() && probe.is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse) {

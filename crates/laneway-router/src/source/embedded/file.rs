@@ -54,6 +54,9 @@ const SEARCH_BYTES: usize = 1024 * 1024;
 /// One step remembers so many messages and groups, at most.
 const SEARCH_FOUND: usize = 64;
 
+/// So many bytes of texts and reasons are read at once of what is kept: an operator's question must not take the memory that messages need.
+const PAGE_BYTES: usize = 4 * 1024 * 1024;
+
 const TABLES: &str = "
     CREATE TABLE queues (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
     CREATE TABLE messages (
@@ -555,7 +558,7 @@ impl File {
         self.connection.prepare_cached(sql)?.execute(params![queue, kind as i64])
     }
 
-    /// What is kept of a kind, oldest first, behind a sequence.
+    /// What is kept of a kind, oldest first, behind a sequence: as many as wanted, or as fit into a page, and one in any case.
     pub(super) fn kept(
         &self,
         queue: u32,
@@ -566,18 +569,17 @@ impl File {
         let sql = "SELECT sequence, grouping, attempts, published, kept, reason, text FROM kept
                    WHERE queue = ?1 AND kind = ?2 AND sequence > ?3 ORDER BY sequence LIMIT ?4";
         let mut statement = self.connection.prepare_cached(sql)?;
-        let rows = statement.query_map(params![queue, kind as i64, after as i64, most as i64], |row| {
-            Ok(Kept {
-                sequence: integer(row.get_ref(0)),
-                group: name(row.get_ref(1)?).map(|group| String::from_utf8_lossy(group).into()),
-                attempts: integer(row.get_ref(2)) as u32,
-                published_millis: integer(row.get_ref(3)),
-                kept_millis: integer(row.get_ref(4)),
-                reason: row.get(5)?,
-                text: bytes(row.get_ref(6)?).unwrap_or_default().into(),
-            })
-        })?;
-        rows.collect()
+        let mut rows = statement.query(params![queue, kind as i64, after as i64, most as i64])?;
+        let (mut page, mut read) = (Vec::new(), 0);
+        while let Some(row) = rows.next()? {
+            let one = kept(row)?;
+            read += one.reason.len() + one.text.len();
+            if read > PAGE_BYTES && !page.is_empty() {
+                break;
+            }
+            page.push(one);
+        }
+        Ok(page)
     }
 
     /// Reads a message.
@@ -677,6 +679,18 @@ impl File {
         self.connection.flush_prepared_statement_cache();
         self.connection.close().map_err(|(_, error)| error)
     }
+}
+
+fn kept(row: &rusqlite::Row<'_>) -> rusqlite::Result<Kept> {
+    Ok(Kept {
+        sequence: integer(row.get_ref(0)),
+        group: name(row.get_ref(1)?).map(|group| String::from_utf8_lossy(group).into()),
+        attempts: integer(row.get_ref(2)) as u32,
+        published_millis: integer(row.get_ref(3)),
+        kept_millis: integer(row.get_ref(4)),
+        reason: row.get(5)?,
+        text: bytes(row.get_ref(6)?).unwrap_or_default().into(),
+    })
 }
 
 fn integer(value: rusqlite::Result<ValueRef<'_>>) -> u64 {

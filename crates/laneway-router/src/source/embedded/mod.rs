@@ -597,21 +597,32 @@ fn without_blank_group(mut publication: Publication) -> Publication {
     publication
 }
 
+/// What became of dead letters that were to be messages again.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Redriven {
+    /// How many are.
+    pub count: usize,
+    /// Those that were asked for and are not there.
+    pub missing: Vec<u64>,
+}
+
 /// For operators.
 impl EmbeddedQueue {
-    /// Makes dead letters messages again, at the end of their groups and under new sequences: these, or the oldest. Says how many; no more than
+    /// Makes dead letters messages again, at the end of their groups and under new sequences: these, or the oldest. No more than
     /// there is room for, and no more than [`BATCH_MAX`].
-    pub async fn redrive(&self, which: Option<Vec<u64>>, most: usize) -> Result<usize, SourceError> {
+    pub async fn redrive(&self, which: Option<Vec<u64>>, most: usize) -> Result<Redriven, SourceError> {
         let (queue, most) = (Arc::clone(&self.queue), most.min(BATCH_MAX));
         self.inner.ask(|answer| Op::Redrive { queue, which, most, answer }).await
     }
 
-    /// Dead letters, oldest first, behind a sequence (0 for the oldest); no more than [`BATCH_MAX`].
+    /// Dead letters, oldest first, behind a sequence (0 for the oldest); no more than [`BATCH_MAX`], and beyond the first no more than 4 MiB. There may be
+    /// more behind the last, however many were wanted.
     pub async fn dead_letters(&self, after: u64, most: usize) -> Result<Vec<Kept>, SourceError> {
         self.kept(Kind::Dead, after, most).await
     }
 
-    /// What could not be read as a message, oldest first, behind a sequence (0 for the oldest); no more than [`BATCH_MAX`].
+    /// What could not be read as a message, oldest first, behind a sequence (0 for the oldest); no more than [`BATCH_MAX`], and beyond the first no more than 4 MiB. There may be
+    /// more behind the last, however many were wanted.
     pub async fn quarantined(&self, after: u64, most: usize) -> Result<Vec<Kept>, SourceError> {
         self.kept(Kind::Quarantined, after, most).await
     }

@@ -39,7 +39,7 @@ use super::file::{Body, File, Kept, Kind, Loaded, ParkNote, Shelf, Slice, is_ful
 use super::index::{Fingerprint, Index, Millis, Sequence};
 use super::publication::name_of;
 use super::sweep::{MANY, Sweep};
-use super::{Publication, PublishError, Published, QueueOptions, Refusal, Ungrouped};
+use super::{Publication, PublishError, Published, QueueOptions, Redriven, Refusal, Ungrouped};
 use crate::source::SourceError;
 
 /// A queue, as all of its handles and the writer share it.
@@ -215,7 +215,7 @@ pub(super) enum Op {
         queue: Arc<Shared>,
         which: Option<Vec<Sequence>>,
         most: usize,
-        answer: Answer<usize>,
+        answer: Answer<Redriven>,
     },
     Purge {
         queue: Arc<Shared>,
@@ -251,7 +251,8 @@ enum Effect {
     /// Another call had the idempotency key.
     KeyTaken,
     Settled,
-    Redriven(Vec<(Sequence, Option<String>)>, Reservation),
+    /// The new messages, what was not there, and the room for them.
+    Redriven(Again, Vec<Sequence>, Reservation),
     Purged(Frozen),
     KeptPurged(usize),
     Parked,
@@ -486,6 +487,9 @@ impl WriteError {
     }
 }
 
+/// Dead letters that are messages again: their new sequences, and their groups.
+type Again = Vec<(Sequence, Option<String>)>;
+
 /// One transaction at work.
 struct Batch<'a> {
     file: &'a File,
@@ -522,8 +526,8 @@ impl Batch<'_> {
             }
             Op::Redrive { queue, which, most, .. } => {
                 let reservation = Reservation::up_to(queue, *most);
-                let redriven = self.redrive(queue, which.as_deref(), reservation.count)?;
-                Ok(Effect::Redriven(redriven, reservation))
+                let (redriven, missing) = self.redrive(queue, which.as_deref(), reservation.count)?;
+                Ok(Effect::Redriven(redriven, missing, reservation))
             }
             Op::Purge { queue, .. } => {
                 let waiting = queue.lock().index.freeze();
@@ -610,24 +614,26 @@ impl Batch<'_> {
         }
     }
 
+    /// The new sequences and groups of those that were there, and the old sequences of those that were not.
     fn redrive(
         &mut self,
         queue: &Shared,
         which: Option<&[Sequence]>,
         most: usize,
-    ) -> rusqlite::Result<Vec<(Sequence, Option<String>)>> {
+    ) -> rusqlite::Result<(Again, Vec<Sequence>)> {
         let letters = match which {
             Some(letters) => letters.to_vec(),
             None => self.file.dead_sequences(queue.id, most)?,
         };
-        let mut redriven = Vec::new();
+        let (mut redriven, mut missing) = (Vec::new(), Vec::new());
         for letter in letters.into_iter().take(most) {
             let sequence = self.sequence();
-            if let Some(group) = self.file.redrive(queue.id, letter, sequence)? {
-                redriven.push((sequence, group));
+            match self.file.redrive(queue.id, letter, sequence)? {
+                Some(group) => redriven.push((sequence, group)),
+                None => missing.push(letter),
             }
         }
-        Ok(redriven)
+        Ok((redriven, missing))
     }
 
     /// What is written once for all operations. The answer is what was only noted.
@@ -673,7 +679,7 @@ fn keep(op: Op, effect: Effect) {
             disappear(&begun.queue, std::mem::take(&mut begun.fates));
             let _ = answer.send(Ok(()));
         }
-        (Op::Redrive { queue, answer, .. }, Effect::Redriven(redriven, reservation)) => {
+        (Op::Redrive { queue, answer, .. }, Effect::Redriven(redriven, missing, reservation)) => {
             let mut state = queue.lock();
             state.dead -= redriven.len() as u64;
             for (sequence, group) in &redriven {
@@ -683,7 +689,7 @@ fn keep(op: Op, effect: Effect) {
             drop(state);
             drop(reservation);
             queue.changed.notify_waiters();
-            let _ = answer.send(Ok(redriven.len()));
+            let _ = answer.send(Ok(Redriven { count: redriven.len(), missing }));
         }
         (Op::Purge { answer, .. }, Effect::Purged(mut frozen)) => {
             let count = frozen.waiting.len();
@@ -758,7 +764,8 @@ fn refuse(op: Op, error: SourceError) {
             let _ = answer.send(Err(error));
         }
         Op::Park { answer, .. } => drop(answer.send(Err(error))),
-        Op::Redrive { answer, .. } | Op::Purge { answer, .. } | Op::PurgeKept { answer, .. } => {
+        Op::Redrive { answer, .. } => drop(answer.send(Err(error))),
+        Op::Purge { answer, .. } | Op::PurgeKept { answer, .. } => {
             let _ = answer.send(Err(error));
         }
         Op::Read(_) | Op::Close { .. } => unreachable!("these need no transaction"),
