@@ -774,6 +774,8 @@ impl<K: Hash, M> Handle<K, M> {
     }
 
     /// Submits from async code: where [`submit`](Handle::submit) would block the thread, this waits. Dropping the future gives up waiting.
+    ///
+    /// Where the policy is [`Overflow::BlockFor`](crate::Overflow::BlockFor), on a runtime of tokio with timers.
     #[cfg(feature = "tokio")]
     pub async fn submit_async(&self, message: impl Into<Message<K, M>>) -> Result<Admission, Refused<K, M>> {
         let (mut arrival, mut waiting) = (Some(self.shared.arrive(message.into())), None);
@@ -1019,7 +1021,7 @@ impl<K, M> Engine<K, M> {
         self.handle.shared.shut_down(drain)
     }
 
-    /// The same for async code. Dropping the future gives up waiting, as dropping the engine does.
+    /// The same for async code, on a runtime of tokio with timers. Dropping the future gives up waiting, as dropping the engine does.
     ///
     /// ```
     /// use laneway::{Delivery, Engine, Topology};

@@ -20,9 +20,11 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering::SeqCst},
 };
 
+use std::time::Duration;
+
 use laneway::{
-    Admission, Among, Bound, Builder, Engine, Flows, LooksAt, Message, Overflow, Placement, Refusal,
-    Topology, model::Model,
+    Admission, Among, Bound, Builder, Context, Engine, Flows, LooksAt, Message, Outcome, Overflow, Placement,
+    Refusal, Topology, model::Model,
 };
 use loom::{
     sync::{Condvar, Mutex, atomic::AtomicBool},

@@ -393,7 +393,7 @@ impl<K, M> Lanes<K, M> {
                 let due = pace.next_at <= now;
                 if due {
                     // A timer may ring a little late; the next message must not be late for that as well.
-                    pace.next_at = pace.next_at.max(now.saturating_sub(LATE)) + pace.interval;
+                    pace.next_at = pace.next_at.max(now.saturating_sub(LATE)).saturating_add(pace.interval);
                 }
                 due
             }

@@ -34,7 +34,13 @@ impl<K, M> Lanes<K, M> {
         let returned = self.take_back_aside(id);
         match self.lanes[id as usize].state {
             State::Running { .. } | State::Arriving => return unparked || returned,
-            State::Ready => return returned,
+            State::Ready => {
+                if returned {
+                    // What has failed so often is not the head any more.
+                    self.lanes[id as usize].attempts = 0;
+                }
+                return returned;
+            }
             State::Aside => {}
             State::Parked { .. } => self.parked -= 1,
             State::Deferred { .. } => self.deferred -= 1,
@@ -146,5 +152,31 @@ impl<K, M> Lanes<K, M> {
         lane.urgent_left = lane.urgent_left.saturating_sub(1);
         self.leave_if_empty(id);
         Some(item)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Ending, Turn};
+    use super::*;
+    use crate::message::Message;
+
+    #[test]
+    fn what_comes_back_from_aside_has_not_failed_as_often_as_the_head_before_which_it_comes() {
+        let mut lanes = Lanes::new(false);
+        for body in ["put aside", "tried again"] {
+            lanes.admit(Item { fingerprint: 1, accepted_at: 0, message: Message::new(1, body) });
+        }
+        let mut turn = Turn::new();
+        assert!(lanes.claim(0, 1, 0, &mut turn, None));
+        turn.ending = Ending::ParkMessage { note: None };
+        lanes.settle(&mut turn, 0);
+        assert!(lanes.claim(0, 1, 0, &mut turn, None));
+        turn.ending = Ending::Defer { until: 5, attempts: 2, was_begun: true, note: None };
+        lanes.settle(&mut turn, 0);
+        lanes.wake_due(5);
+        assert!(lanes.resume(1));
+        assert!(lanes.claim(5, 1, 0, &mut turn, None));
+        assert_eq!((turn.items[0].message.body, turn.attempts), ("put aside", 0));
     }
 }
