@@ -1137,6 +1137,18 @@ async fn metrics_are_well_formed_and_say_what_the_api_says() {
 }
 
 #[tokio::test]
+async fn a_rate_that_is_next_to_nothing_is_refused() {
+    let bench = Bench::new("").await;
+    for rate in ["ratePerSecond", "groupRatePerSecond"] {
+        let answer = bench.call("PUT", "/api/pools/slow", Some(json!({ rate: 1e-12 }))).await;
+        assert_eq!(answer.status, 422, "{}", answer.text);
+        assert!(answer.text.contains("0.000001"), "{}", answer.text);
+    }
+    bench.call("PUT", "/api/pools/slow", Some(json!({ "groupRatePerSecond": 1e-6 }))).await.with(201);
+    bench.shutdown().await;
+}
+
+#[tokio::test]
 async fn many_pools_do_not_make_many_labels() {
     let pools: String = (0..150).map(|number| format!("p{number:03} {{ concurrency = 1 }}\n")).collect();
     let bench = Bench::new(&format!("laneway.pools {{ {pools} }}")).await;
