@@ -941,7 +941,7 @@ impl Inner {
         // Read before anything is locked: that takes longer than all the rest.
         let mut readable = Vec::with_capacity(deliveries.len());
         for delivery in deliveries {
-            match Message::parse(&delivery.text) {
+            match Message::of_delivery(&delivery.text) {
                 Ok(message) => readable.push((delivery, Arc::new(message))),
                 Err(error) => self.quarantine(feed, &delivery, &error.to_string()),
             }

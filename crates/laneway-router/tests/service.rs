@@ -12,9 +12,11 @@ use hyper::{HeaderMap, Method, Request};
 use hyper_util::client::legacy::{Client as Hyper, connect::HttpConnector};
 use hyper_util::rt::TokioExecutor;
 use laneway_router::config::{Config, Layering};
+use laneway_router::message::Message;
 use laneway_router::service::{Service, StartError};
+use laneway_router::source::embedded::Publication;
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
@@ -380,6 +382,44 @@ async fn one_bad_message_and_nothing_is_published() {
     assert!(errors[4]["detail"].as_str().unwrap().contains("typo"), "{errors:?}");
     let sources = bench.get("/api/sources").await;
     assert_eq!((&sources[0]["claimed"], &sources[0]["waiting"]), (&json!(0), &json!(0)));
+    bench.shutdown().await;
+}
+
+/// What no target could be called with is refused at both doors; what came into the queue by another one has its reason among the dead letters.
+#[tokio::test]
+async fn what_can_never_be_delivered_is_refused_when_it_is_published() {
+    let bench = Bench::new("laneway.ingress { enabled = true, bind = \"127.0.0.1:0\" }").await;
+    let token =
+        json!({ "id": "t", "poolCode": "p", "mediationTarget": "http://127.0.0.1:9/", "authToken": "a\nb" });
+    let simulated =
+        json!({ "id": "s", "poolCode": "p", "mediationType": "SIMULATED", "mediationTarget": "banana" });
+    for (message, problem) in [(&token, "`authToken`"), (&simulated, "`banana` is neither a duration")] {
+        let answer = bench.post("/api/messages", message.clone()).await;
+        assert!(answer.problem(422).contains(problem), "{}", answer.text);
+    }
+    let stream = TcpStream::connect(bench.service.ingress_address().unwrap()).await.unwrap();
+    let mut ingress = tokio::io::BufReader::new(stream);
+    for (line, problem) in [
+        (json!({ "mediationType": "HTTP", "mediationTarget": "not a url" }), "`mediationTarget`"),
+        (json!({ "mediationType": "HTTP", "mediationTarget": "ftp://127.0.0.1/" }), "http"),
+        (json!({ "mediationType": "SIMULATED", "mediationTarget": "banana" }), "`banana`"),
+        (json!({ "mediationType": "SINK", "mediationTarget": "nowhere" }), "no sink"),
+        (json!({ "mediationType": "SIMULATED", "authToken": "a\nb" }), "`authToken`"),
+    ] {
+        let mut line = line;
+        (line["id"], line["correlationId"]) = (json!("x"), json!("f"));
+        ingress.write_all(format!("{line}\n").as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        tokio::time::timeout(DEADLINE, ingress.read_line(&mut answer)).await.expect("an answer").unwrap();
+        assert!(answer.starts_with("REJ:BAD_FIELD:x\t") && answer.contains(problem), "{line}: {answer}");
+    }
+    // Messages of a source have nobody to tell.
+    let message = |it: &Value| serde_json::from_value::<Message>(it.clone()).unwrap();
+    let publications = [&token, &simulated].map(|it| Publication::of(&message(it))).to_vec();
+    bench.service.queue("default").unwrap().publish_many(publications, None).await.unwrap();
+    let dead = bench.until("/api/dead-letters", |dead| dead.as_array().unwrap().len() == 2).await.to_string();
+    assert!(dead.contains("`authToken` has characters") && dead.contains("`banana` is neither"), "{dead}");
+    assert_eq!(bench.get("/api/quarantine").await, json!([]));
     bench.shutdown().await;
 }
 

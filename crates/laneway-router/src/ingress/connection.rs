@@ -54,7 +54,7 @@ use super::{
     reached,
     stats::Counters,
 };
-use crate::message::Priority;
+use crate::{mediator::Mediator, message::Priority};
 
 /// How much is read at once. A gulp of small lines is some hundred of them.
 const CHUNK: usize = 16 * 1024;
@@ -66,6 +66,8 @@ const KEPT: usize = 16 * 1024;
 pub(super) struct Desk {
     pub(super) settings: Settings,
     pub(super) handle: Handle<Family, Task>,
+    /// Says of a line whether its target may be called.
+    pub(super) mediator: Arc<dyn Mediator>,
     pub(super) counters: Arc<Counters>,
     /// Bytes of lines that are in the engine.
     pub(super) bytes: Arc<AtomicUsize>,
@@ -352,6 +354,11 @@ impl<'a> Reader<'a> {
                 return self.reject(rejection, id.as_deref().unwrap_or(""), &detail);
             }
         };
+        if let Err(problem) = self.desk.mediator.check(&line.message) {
+            // Whoever is told `ACK` must not lose the task at its first attempt.
+            let detail = format!("`mediationTarget` {problem}");
+            return self.reject(Rejection::BadField, &line.message.id, &detail);
+        }
         if self.refused.hold_back(&line.family, &line.message.id) {
             let detail = "an earlier line of this family was refused";
             return self.reject(Rejection::Busy, &line.message.id, detail);

@@ -157,9 +157,9 @@ impl Ingress {
         let cannot = |error| StartError::Listen { address: settings.listen, error };
         let listener = TcpListener::bind(settings.listen).await.map_err(cannot)?;
         let address = listener.local_addr().map_err(cannot)?;
-        let engine = build_engine(&settings, mediator)?;
+        let engine = build_engine(&settings, mediator.clone())?;
         let (counters, bytes) = (Arc::new(Counters::default()), Arc::new(AtomicUsize::new(0)));
-        let desk = Arc::new(Desk { settings, handle: engine.handle(), counters, bytes });
+        let desk = Arc::new(Desk { settings, handle: engine.handle(), mediator, counters, bytes });
         let (phase, watching) = watch::channel(Phase::Open);
         let acceptor = tokio::spawn(accept(listener, desk.clone(), watching));
         Ok(Ingress { address, desk, engine: Some(engine), phase, acceptor: Some(acceptor) })

@@ -363,8 +363,7 @@ impl Slate {
 }
 
 fn bearer(token: &str) -> Result<HeaderValue, String> {
-    let value = HeaderValue::try_from(["Bearer ", token].concat());
-    let mut value = value.map_err(|_| "`authToken` has characters that no header can have".to_owned())?;
+    let mut value = headers::bearer(token).ok_or_else(|| format!("`authToken` {}", headers::BAD_TOKEN))?;
     // Keeps it out of debug texts, and out of the compression tables of HTTP/2.
     value.set_sensitive(true);
     Ok(value)

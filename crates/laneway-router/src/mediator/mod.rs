@@ -85,6 +85,11 @@ pub enum Verdict {
 pub trait Mediator: Send + Sync + 'static {
     /// Makes one attempt. Always comes back within the mediator's own timeout.
     fn mediate<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Verdict>;
+
+    /// Whether the target of a message may be called, as far as that can be told without calling it; for who can still refuse the message.
+    fn check(&self, _message: &Message) -> Result<(), BadTarget> {
+        Ok(())
+    }
 }
 
 /// The mediators of a process, chosen by `mediationType`. Clones share everything but the secrets.
@@ -144,7 +149,7 @@ impl Mediators {
     pub fn check(&self, message: &Message) -> Result<(), BadTarget> {
         match message.mediation_type {
             MediationType::Http => self.http.check(&message.mediation_target),
-            MediationType::Simulated => Ok(()),
+            MediationType::Simulated => self.simulated.check(&message.mediation_target),
             MediationType::Sink if self.sinks.has(&message.mediation_target) => Ok(()),
             MediationType::Sink => Err(BadTarget::NoSink(message.mediation_target.clone())),
         }
@@ -176,6 +181,10 @@ impl Mediators {
 }
 
 impl Mediator for Mediators {
+    fn check(&self, message: &Message) -> Result<(), BadTarget> {
+        Mediators::check(self, message)
+    }
+
     fn mediate<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Verdict> {
         if self.turn.as_ref().is_some_and(|turn| !turn.is_on()) {
             let reason = "another router works: the lease of this one has ended".to_owned();
