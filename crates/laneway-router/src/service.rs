@@ -522,8 +522,13 @@ impl Service {
             match old.sources.get(name) {
                 Some(before) if broker::are_same(&**before, &**broker) => {}
                 Some(_) => {
-                    self.replace_source(name, Some(Arc::clone(broker)));
+                    self.replace_source(name);
                     done.changed.push(format!("source {name} is drained and opened with its new settings"));
+                }
+                None if self.router().has_source(name) => {
+                    self.replace_source(name);
+                    done.changed
+                        .push(format!("source {name} is draining, and is read again when it is gone"));
                 }
                 None => {
                     self.add_source(name, Arc::clone(broker));
@@ -532,7 +537,7 @@ impl Service {
             }
         }
         for name in old.sources.keys().filter(|name| !new.sources.contains_key(*name)) {
-            self.replace_source(name, None);
+            self.replace_source(name);
             done.changed.push(format!("source {name} is drained and goes"));
         }
     }
@@ -542,13 +547,22 @@ impl Service {
         self.router().add_source(Arc::new(Configured::new(name, broker)), lease);
     }
 
-    /// In the background: the old one first delivers what was taken from it, so that no group is in two places.
-    fn replace_source(&self, name: &str, broker: Option<Arc<dyn Broker>>) {
+    /// In the background: the old one first delivers what was taken from it, so that no group is in two places. What comes after it is what the configuration names then, since
+    /// later reloads may have named something else, or nothing; of those who wait for the same one, the first opens it.
+    fn replace_source(&self, name: &str) {
+        // At once, so that whoever looks after the reload sees it drain, and a source that comes after it is not taken for it.
+        let stopping = self.router().stop_source(name);
         let (service, name) = (self.clone(), name.to_owned());
         tokio::spawn(async move {
-            service.router().remove_source(&name, REMOVAL).await;
-            if let Some(broker) = broker.filter(|_| !service.is_closing()) {
-                service.add_source(&name, broker);
+            if let Some(stopping) = stopping {
+                service.router().remove_stopping(stopping, REMOVAL).await;
+            }
+            let _alone = service.inner.reloading.lock().await;
+            if let Some(broker) = service.config().sources.get(&name)
+                && !service.is_closing()
+                && !service.router().has_source(&name)
+            {
+                service.add_source(&name, Arc::clone(broker));
             }
         });
     }

@@ -3,9 +3,12 @@
 //! Waiting is done by asking until the answer is right, with a deadline; nothing here assumes how long something takes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
 use hyper::{HeaderMap, Method, Request};
@@ -14,11 +17,14 @@ use hyper_util::rt::TokioExecutor;
 use laneway_router::config::{Config, Layering};
 use laneway_router::message::Message;
 use laneway_router::service::{Service, StartError};
+use laneway_router::source::broker::{Broker, Examination, Finding};
 use laneway_router::source::embedded::Publication;
+use laneway_router::source::sink::{Sink, SinkError};
+use laneway_router::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -202,6 +208,19 @@ async fn recorder() -> (String, mpsc::UnboundedReceiver<(String, u64, Value)>) {
     let routes = axum::Router::new().route("/", axum::routing::post(record));
     tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
     (url, receiver)
+}
+
+/// A target that answers 200 when it is let, and lets everybody else wait.
+async fn gated(gate: Arc<Semaphore>) -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    let wait = move || {
+        let gate = Arc::clone(&gate);
+        async move { gate.acquire().await.unwrap().forget() }
+    };
+    let routes = axum::Router::new().route("/", axum::routing::post(wait));
+    tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
+    url
 }
 
 fn message(id: &str, group: &str, target: &str) -> Value {
@@ -990,6 +1009,122 @@ async fn pitfall_06_a_pool_that_a_reload_drops_goes_and_can_come_again() {
     bench.shutdown().await;
 }
 
+/// What the versions of a broker of these tests have in common.
+#[derive(Debug, Default)]
+struct Opened {
+    /// The versions that were opened, in order.
+    versions: Mutex<Vec<u32>>,
+    /// Whether the one message has been handed out.
+    has_given: AtomicBool,
+}
+
+/// A broker with one message for the target; versions are different settings.
+#[derive(Clone, Debug)]
+struct Versioned {
+    version: u32,
+    target: String,
+    opened: Arc<Opened>,
+}
+
+impl PartialEq for Versioned {
+    fn eq(&self, other: &Self) -> bool {
+        self.version == other.version
+    }
+}
+
+impl Broker for Versioned {
+    fn kind(&self) -> &'static str {
+        "versioned"
+    }
+
+    fn open_source(&self, _: Arc<str>) -> BoxFuture<'_, Result<Arc<dyn Source>, SourceError>> {
+        self.opened.versions.lock().unwrap().push(self.version);
+        std::future::ready(Ok(Arc::new(self.clone()) as Arc<dyn Source>)).boxed()
+    }
+
+    fn open_sink(&self, _: Arc<str>) -> BoxFuture<'_, Result<Arc<dyn Sink>, SinkError>> {
+        unreachable!("it is a source only")
+    }
+
+    fn examine<'a>(&'a self, _: &'a Examination) -> BoxFuture<'a, Vec<Finding>> {
+        std::future::ready(Vec::new()).boxed()
+    }
+}
+
+impl Source for Versioned {
+    fn name(&self) -> &str {
+        "orders"
+    }
+
+    fn claim(&self, _: Wants) -> BoxFuture<'_, Result<Vec<Delivery>, SourceError>> {
+        if self.opened.has_given.swap(true, SeqCst) {
+            return std::future::pending().boxed();
+        }
+        let text = message("1", "a", &self.target).to_string().into_bytes().into();
+        let receipt = Receipt::Numbers([1, 0, 0, 0]);
+        let only = Delivery { id: 1, receipt, group: None, text, attempt: 1, sequence: 1 };
+        std::future::ready(Ok(vec![only])).boxed()
+    }
+
+    fn settle(&self, all: Vec<(Receipt, Disposal)>) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
+        std::future::ready(Ok(vec![Settled::Settled; all.len()])).boxed()
+    }
+
+    fn extend(&self, all: Vec<Receipt>, _: Duration) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
+        std::future::ready(Ok(vec![Settled::Settled; all.len()])).boxed()
+    }
+
+    fn depth(&self) -> BoxFuture<'_, Result<Depth, SourceError>> {
+        std::future::ready(Ok(Depth::default())).boxed()
+    }
+}
+
+/// While the first version drains, a second is named, none, and a third: only the last is opened, and not before the first has gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_source_that_drains_comes_again_only_as_the_last_reload_has_it() {
+    let bench = Bench::new("").await;
+    let gate = Arc::new(Semaphore::new(0));
+    let target = gated(Arc::clone(&gate)).await;
+    let opened = Arc::<Opened>::default();
+    let reload = async |version: Option<u32>| {
+        let mut config = Config::clone(&bench.service.config());
+        config.sources.clear();
+        if let Some(version) = version {
+            let broker = Versioned { version, target: target.clone(), opened: Arc::clone(&opened) };
+            config.sources.insert("orders".to_owned(), Arc::new(broker));
+        }
+        bench.service.reload(config).await.unwrap().changed
+    };
+    let states = || {
+        let all = bench.service.router().source_states().into_iter();
+        all.filter(|source| source.name == "orders").map(|source| source.state.word()).collect::<Vec<_>>()
+    };
+    reload(Some(1)).await;
+    bench.until("/api/in-flight", |running| running[0]["group"] == "a").await;
+    let drained = "source orders is drained and opened with its new settings";
+    assert_eq!(reload(Some(2)).await, [drained]);
+    assert_eq!(reload(None).await, ["source orders is drained and goes"]);
+    assert_eq!(reload(Some(3)).await, ["source orders is draining, and is read again when it is gone"]);
+    assert_eq!(states(), ["stopping"], "there is one at a time");
+    gate.add_permits(1);
+    bench.until("/api/sources", |_| states() == ["connected"]).await;
+    assert_eq!(*opened.versions.lock().unwrap(), [1, 3]);
+
+    // And one that a reload removes while it drains does not come again at all.
+    opened.has_given.store(false, SeqCst);
+    reload(Some(4)).await;
+    bench.until("/api/in-flight", |running| running[0]["group"] == "a").await;
+    reload(Some(5)).await;
+    reload(None).await;
+    gate.add_permits(1);
+    bench.until("/api/sources", |_| states().is_empty()).await;
+    // Whoever was to open something has done it, or has not: this one comes after them.
+    reload(Some(6)).await;
+    bench.until("/api/sources", |_| states() == ["connected"]).await;
+    assert_eq!(*opened.versions.lock().unwrap(), [1, 3, 4, 6]);
+    bench.shutdown().await;
+}
+
 #[tokio::test]
 async fn a_reload_with_too_many_pools_changes_nothing() {
     let bench = Bench::new("laneway.pools.a.concurrency = 4").await;
@@ -1006,6 +1141,18 @@ async fn a_reload_with_too_many_pools_changes_nothing() {
     );
     assert_eq!(bench.get("/api/pools").await.as_array().unwrap().len(), 3);
     assert_eq!(bench.get("/api/pools/a").await["concurrency"], 4);
+    bench.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_rate_that_is_next_to_nothing_is_refused() {
+    let bench = Bench::new("").await;
+    for rate in ["ratePerSecond", "groupRatePerSecond"] {
+        let answer = bench.call("PUT", "/api/pools/slow", Some(json!({ rate: 1e-12 }))).await;
+        assert_eq!(answer.status, 422, "{}", answer.text);
+        assert!(answer.text.contains("0.000001"), "{}", answer.text);
+    }
+    bench.call("PUT", "/api/pools/slow", Some(json!({ "groupRatePerSecond": 1e-6 }))).await.with(201);
     bench.shutdown().await;
 }
 
@@ -1173,18 +1320,6 @@ async fn metrics_are_well_formed_and_say_what_the_api_says() {
         assert!(buckets.count() > 10, "{name}");
     }
     drop(stream);
-    bench.shutdown().await;
-}
-
-#[tokio::test]
-async fn a_rate_that_is_next_to_nothing_is_refused() {
-    let bench = Bench::new("").await;
-    for rate in ["ratePerSecond", "groupRatePerSecond"] {
-        let answer = bench.call("PUT", "/api/pools/slow", Some(json!({ rate: 1e-12 }))).await;
-        assert_eq!(answer.status, 422, "{}", answer.text);
-        assert!(answer.text.contains("0.000001"), "{}", answer.text);
-    }
-    bench.call("PUT", "/api/pools/slow", Some(json!({ "groupRatePerSecond": 1e-6 }))).await.with(201);
     bench.shutdown().await;
 }
 
