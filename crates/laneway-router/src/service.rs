@@ -143,6 +143,8 @@ struct Inner {
     mediators: Mediators,
     /// There until the shutdown takes it.
     ingress: Mutex<Option<Ingress>>,
+    /// What can be seen of it; there until it has ended, so that its drain can be watched.
+    ingress_view: Mutex<Option<ingress::View>>,
     ingress_address: Option<SocketAddr>,
     targets: Option<TestTargets>,
     #[cfg(feature = "flow")]
@@ -253,6 +255,7 @@ impl Service {
                 router,
                 mediators,
                 ingress_address: ingress.as_ref().map(Ingress::address),
+                ingress_view: Mutex::new(ingress.as_ref().map(Ingress::view)),
                 ingress: Mutex::new(ingress),
                 targets,
                 #[cfg(feature = "flow")]
@@ -334,7 +337,11 @@ impl Service {
 
     /// What the network ingress has counted, if there is one and it has not ended.
     pub fn ingress_stats(&self) -> Option<ingress::Stats> {
-        lock(&self.inner.ingress).as_ref().map(Ingress::stats)
+        self.ingress_view().map(|view| view.stats())
+    }
+
+    fn ingress_view(&self) -> Option<ingress::View> {
+        lock(&self.inner.ingress_view).clone()
     }
 
     /// What operators did.
@@ -604,6 +611,10 @@ impl Service {
         });
         let (router, ingress) = tokio::join!(self.inner.router.shutdown(drain), ending);
         hurry.abort();
+        // Another call may still be at its end.
+        if ingress.is_some() {
+            lock(&self.inner.ingress_view).take();
+        }
         if let Some(targets) = &self.inner.targets {
             targets.close();
         }

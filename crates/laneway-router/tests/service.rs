@@ -1365,6 +1365,27 @@ async fn what_is_published_while_the_service_ends_is_there_when_it_starts_again(
     let _ = bench.service.shutdown(Duration::ZERO).await;
 }
 
+/// What the ingress holds counts as held until the service has ended, and is there to be looked at.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_ingress_is_counted_while_it_drains() {
+    let bench = Bench::new("laneway.ingress { enabled = true, bind = \"127.0.0.1:0\" }").await;
+    let gate = Arc::new(Semaphore::new(0));
+    let target = gated(Arc::clone(&gate)).await;
+    let mut stream = TcpStream::connect(bench.service.ingress_address().unwrap()).await.unwrap();
+    let line = json!({ "id": "1", "correlationId": "f", "mediationType": "HTTP", "mediationTarget": target });
+    stream.write_all(format!("{line}\n").as_bytes()).await.unwrap();
+    bench.until("/api/ingress", |ingress| ingress["accepted"] == 1).await;
+    let service = bench.service.clone();
+    let ending = tokio::spawn(async move { service.shutdown(DEADLINE).await });
+    bench.until("/api/stats", |stats| stats["closing"] == true).await;
+    let ingress = bench.get("/api/ingress").await;
+    assert_eq!((&ingress["enabled"], &ingress["accepted"]), (&json!(true), &json!(1)), "{ingress}");
+    assert_eq!(bench.service.held(), 1);
+    gate.add_permits(1);
+    let farewell = tokio::time::timeout(DEADLINE, ending).await.expect("an end").unwrap();
+    assert_eq!((farewell.ingress_lost, bench.service.held()), (0, 0));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_drain_delivers_what_is_held() {
     let bench = Bench::new("laneway.pools.DEFAULT-POOL.concurrency = 4").await;

@@ -52,7 +52,7 @@ use super::{
     frame::{Frame, Frames, Rest},
     line::{BadLine, Family, Line},
     reached,
-    stats::Counters,
+    stats::{Counters, Stats},
 };
 use crate::{mediator::Mediator, message::Priority};
 
@@ -71,6 +71,13 @@ pub(super) struct Desk {
     pub(super) counters: Arc<Counters>,
     /// Bytes of lines that are in the engine.
     pub(super) bytes: Arc<AtomicUsize>,
+}
+
+impl Desk {
+    /// What was counted, and where everything is.
+    pub(super) fn stats(&self) -> Stats {
+        self.counters.read(&self.handle.snapshot(), self.bytes.load(Ordering::Acquire))
+    }
 }
 
 /// The bytes of a line, counted for as long as it is held.

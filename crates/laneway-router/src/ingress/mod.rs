@@ -172,8 +172,12 @@ impl Ingress {
 
     /// What it has counted, and where everything is.
     pub fn stats(&self) -> Stats {
-        let bytes = self.desk.bytes.load(Ordering::Acquire);
-        self.desk.counters.read(&self.desk.handle.snapshot(), bytes)
+        self.desk.stats()
+    }
+
+    /// What can be seen of it, also while it shuts down.
+    pub fn view(&self) -> View {
+        View(self.desk.clone())
     }
 
     /// The engine underneath, to explain, park and resume families.
@@ -194,6 +198,23 @@ impl Ingress {
         let acceptor = self.acceptor.take().expect("taken only here");
         let connections_cut = acceptor.await.expect("the acceptor does not panic");
         Report { account: report.account, returned, still_running: report.still_running, connections_cut }
+    }
+}
+
+/// What can be seen of an ingress. Keeps nothing of it at work.
+#[derive(Clone)]
+pub struct View(Arc<Desk>);
+
+impl View {
+    /// What it has counted, and where everything is.
+    pub fn stats(&self) -> Stats {
+        self.0.stats()
+    }
+}
+
+impl fmt::Debug for View {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("View").finish_non_exhaustive()
     }
 }
 
