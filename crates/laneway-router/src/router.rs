@@ -607,6 +607,11 @@ impl Router {
         Ok(pool.resume(&pool.key(group)))
     }
 
+    /// Lets the groups of all pools try at once whose next message waits for its target, if that is meant.
+    pub(crate) fn let_try(&self, is_meant: impl Fn(&str) -> bool) {
+        self.pool_list().iter().for_each(|pool| pool.let_try(&is_meant));
+    }
+
     /// Since when a group is parked, and why.
     pub fn parked(&self, code: &str, group: &str) -> Result<Option<Parked>, RouterError> {
         let pool = self.pool(code)?;

@@ -47,6 +47,9 @@ use crate::targets::TestTargets;
 /// When a pool that a reload removes takes this long to drain, a warning says so, and another one whenever it has taken as long again.
 const REMOVAL: Duration = Duration::from_secs(3_600);
 
+/// So long after a breaker was reset it is looked once more for those who wait for its target: an attempt that had been told to wait just before is in no lane for a moment.
+const SECOND_LOOK: Duration = Duration::from_millis(100);
+
 /// How long a shutdown waits for the last answers of the API.
 const FAREWELL: Duration = Duration::from_secs(5);
 
@@ -495,6 +498,29 @@ impl Service {
                 router.warnings().give("pool", format!("pool {code} was to come again: {error}"));
             }
         });
+    }
+
+    /// Closes a target's breaker and ends its cool-down; who waits for it, in a pool or in the ingress, tries at once. False if the target was not called lately.
+    pub fn reset_breaker(&self, target: &str) -> bool {
+        if !self.mediators().breakers().reset(target) {
+            return false;
+        }
+        self.let_try(target);
+        let (service, target) = (self.clone(), target.to_owned());
+        tokio::spawn(async move {
+            tokio::time::sleep(SECOND_LOOK).await;
+            service.let_try(&target);
+        });
+        true
+    }
+
+    /// Whoever tries in vain waits again, and has lost nothing.
+    fn let_try(&self, target: &str) {
+        let is_meant = |other: &str| self.mediators().is_called(other, target);
+        self.router().let_try(is_meant);
+        if let Some(ingress) = self.ingress_view() {
+            ingress.let_try(is_meant);
+        }
     }
 
     fn apply_queues(&self, new: &Config, done: &mut Reloaded) {

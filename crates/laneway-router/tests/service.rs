@@ -1178,6 +1178,53 @@ async fn a_reload_that_is_not_right_changes_nothing() {
     bench.shutdown().await;
 }
 
+/// Whoever waits for a target that had asked for an hour tries again when its breaker is reset: groups of every pool, and families of the ingress.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_breaker_that_is_reset_lets_those_try_who_wait_for_its_target() {
+    let bench =
+        Bench::new("laneway { ingress { enabled = true, bind = \"127.0.0.1:0\" }, pools.more {} }").await;
+    let is_well = Arc::new(AtomicBool::new(false));
+    let (well, listener) = (is_well.clone(), tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap());
+    let target = format!("http://{}/", listener.local_addr().unwrap());
+    let answer = move || {
+        let is_well = well.load(SeqCst);
+        async move {
+            let status = if is_well { 200 } else { 429 };
+            (hyper::StatusCode::from_u16(status).unwrap(), [("retry-after", "3600")])
+        }
+    };
+    let route = || axum::routing::post(answer.clone());
+    let routes = axum::Router::new().route("/", route()).route("/other", route());
+    tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
+    let mut of_more = message("3", "c", &target);
+    of_more["poolCode"] = json!("more");
+    let other = message("4", "d", &format!("{target}other"));
+    let refused = message("5", "e", &bench.target("pending"));
+    let all = json!([message("1", "a", &target), message("2", "b", &target), of_more, other, refused]);
+    bench.post("/api/messages", all).await.with(202);
+    let mut stream = TcpStream::connect(bench.service.ingress_address().unwrap()).await.unwrap();
+    let line = json!({ "id": "6", "correlationId": "f", "mediationType": "HTTP", "mediationTarget": target, "notify": true });
+    stream.write_all(format!("{line}\n").as_bytes()).await.unwrap();
+    for group in ["DEFAULT-POOL/a", "DEFAULT-POOL/b", "more/c", "DEFAULT-POOL/d"] {
+        let path = format!("/api/groups/{group}");
+        bench.until(&path, |group| group["state"] == "retrying" && group["head"]["attempts"] == 0).await;
+    }
+    bench.until("/api/stats", |stats| stats["mediators"]["http"]["waits"].as_u64() >= Some(5)).await;
+    is_well.store(true, SeqCst);
+    bench.post("/api/breakers/reset", json!({ "target": target })).await.with(200);
+    bench.until("/api/pools/more", |pool| pool["counts"]["succeeded"] == 1).await;
+    bench.until("/api/pools/DEFAULT-POOL", |pool| pool["counts"]["succeeded"] == 2).await;
+    let mut told = tokio::io::BufReader::new(stream).lines();
+    for expected in ["ACK:6", "DONE:6"] {
+        let line = tokio::time::timeout(DEADLINE, told.next_line()).await.expect("an answer").unwrap();
+        assert_eq!(line.as_deref(), Some(expected));
+    }
+    let other = bench.get("/api/groups/DEFAULT-POOL/d").await;
+    assert_eq!(other["state"], "retrying", "another target is not concerned");
+    assert!(other["reason"]["afterMillis"].as_u64() > Some(3_000_000), "{other}");
+    bench.shutdown().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pool_makes_all_of_its_attempts_before_its_policy_decides() {
     let file = "laneway { mediator.breaker.calls-min = 1000, pool-defaults { backoff = 1 ms, backoff-max = 1 ms, attempts = 7 }

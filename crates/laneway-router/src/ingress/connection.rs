@@ -390,7 +390,7 @@ impl<'a> Reader<'a> {
         let Line { message, family, notify, strict } = line;
         let (id, priority) = (message.id.clone(), priority_of(message.priority));
         let owed = notify.then(|| self.outbox.owe(id.clone(), self.desk.counters.clone()));
-        let task = Task { message, owed, sequence: 0, _weight: weight };
+        let task = Task { message, owed, sequence: 0, waits: false, _weight: weight };
         let message = laneway::Message::new(family, task).priority(priority);
         // While the pen is held nobody else can answer, so the acceptance stands before the completion. The engine calls nobody back from
         // inside a submission.

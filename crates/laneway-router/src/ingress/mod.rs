@@ -34,7 +34,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use laneway::{Account, BuildError, Delivery, Engine, Handle, Outcome, Overflow, Topology};
+use laneway::{Account, BuildError, Delivery, Engine, Handle, Outcome, Overflow, Reason, Topology};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::watch,
@@ -68,6 +68,8 @@ pub struct Task {
     owed: Option<Owed>,
     /// Its number in the order of first attempts; 0 before.
     sequence: u64,
+    /// It waits for its target, and for nothing of its own.
+    waits: bool,
     _weight: Weight,
 }
 
@@ -210,6 +212,21 @@ impl View {
     pub fn stats(&self) -> Stats {
         self.0.stats()
     }
+
+    /// Lets those families try at once whose next task waits for its target, if that is meant.
+    pub(crate) fn let_try(&self, is_meant: impl Fn(&str) -> bool) {
+        let handle = &self.0.handle;
+        let waiting = handle.find(usize::MAX, |message| {
+            let task = &message.body;
+            task.waits.then(|| (message.key.clone(), task.message.mediation_target.clone()))
+        });
+        for (family, _) in waiting.into_iter().filter(|(_, target)| is_meant(target)) {
+            let reason = handle.explain(&family).map(|explanation| explanation.reason);
+            if let Some(Reason::Retry { .. }) = reason {
+                handle.resume(&family);
+            }
+        }
+    }
 }
 
 impl fmt::Debug for View {
@@ -274,6 +291,7 @@ async fn attempt(
     sequences: &AtomicU64,
     mut delivery: Delivery<Family, Task>,
 ) -> Outcome {
+    delivery.waits = false;
     // Numbered when it first runs and not when it is submitted: tasks of a family run one after the other, but two connections that submit to one family may
     // take their numbers in one order and their places in the other.
     if delivery.sequence == 0 {
@@ -291,6 +309,7 @@ async fn attempt(
         }
         Verdict::Wait { delay, called, reason } => {
             delivery.note(reason);
+            delivery.waits = true;
             if called { Outcome::Wait(delay) } else { Outcome::Hold(delay) }
         }
         Verdict::Again { delay: Some(delay), reason } => {

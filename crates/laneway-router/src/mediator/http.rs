@@ -190,6 +190,11 @@ impl HttpMediator {
         self.inner.target(target).map(|_| ())
     }
 
+    /// Whether the breakers call a target by this name.
+    pub fn is_called(&self, target: &str, name: &str) -> bool {
+        self.inner.target(target).is_ok_and(|target| target.name == name)
+    }
+
     /// Makes one attempt.
     pub async fn mediate(&self, call: Call<'_>) -> Verdict {
         let started = Instant::now();

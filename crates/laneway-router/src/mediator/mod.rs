@@ -155,6 +155,11 @@ impl Mediators {
         }
     }
 
+    /// Whether the breakers call a target by this name; no sink's and no simulated one's.
+    pub fn is_called(&self, target: &str, name: &str) -> bool {
+        self.http.is_called(target, name)
+    }
+
     /// What was counted for one kind of mediation.
     pub fn metrics(&self, kind: MediationType) -> MetricsSnapshot {
         match kind {
