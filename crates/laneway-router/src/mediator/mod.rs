@@ -4,7 +4,7 @@
 //! lane and, at the end, into a settlement at the source. What counts as what is one table: see `verdict.rs`.
 //!
 //! [`Mediators`] is the one that a router uses: it looks at the message's `mediationType` and lets [`HttpMediator`], [`Simulated`] or [`Sinks`] do the work. A
-//! call by HTTP goes through the files in this order: [`target`], [`breaker`], [`headers`], [`signature`], [`http`] (over `connections.rs`, which has them from `connect.rs`), [`verdict`]; what came
+//! call by HTTP goes through the files in this order: [`target`], [`breaker`], [`headers`], [`signature`], [`http`] (over `connections.rs`, which has them from `connect.rs` and learns from `preface.rs` what HTTP/2 allows), [`verdict`]; what came
 //! of it is counted in [`metrics`].
 
 pub mod breaker;
@@ -13,6 +13,7 @@ mod connections;
 pub mod headers;
 pub mod http;
 pub mod metrics;
+mod preface;
 pub mod signature;
 pub mod simulated;
 pub mod sink;
