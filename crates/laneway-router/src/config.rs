@@ -15,7 +15,7 @@ use laneway_config::{Effective, Layers, LoadError, ReadError, Section, Settled};
 use crate::ingress;
 use crate::mediator::{BreakerSettings, HttpSettings, Pattern, Scope, Signer};
 use crate::message::{MESSAGE_BYTES_MAX, NAME_BYTES_MAX, Secret};
-use crate::pool::{CAPACITY_MAX, CONCURRENCY_MAX, Exhausted, PoolSettings, Ungrouped};
+use crate::pool::{CAPACITY_MAX, CONCURRENCY_MAX, Exhausted, PoolSettings, RATES, RIGHT_RATE, Ungrouped};
 use crate::router::{DEFAULT_POOL, POOLS_MAX};
 use crate::source::broker::{self, Broker, Role};
 use crate::source::embedded::{self, Durability, QUEUES_MAX, QueueOptions};
@@ -489,7 +489,7 @@ fn read_pool(s: &mut Section<'_>, defaults: Option<&PoolSettings>) -> PoolSettin
     let latency = |s: &mut Section<'_>| s.duration("group-latency", Duration::from_millis(1)..=LONGEST);
     pool.group_latency = s.nullable("group-latency", latency).unwrap_or(pool.group_latency);
     let rate = |s: &mut Section<'_>, key: &str| {
-        s.nullable(key, |s| s.number(key, "above 0 and at most 1000000", |rate| rate > 0.0 && rate <= 1e6))
+        s.nullable(key, |s| s.number(key, RIGHT_RATE, |rate| RATES.contains(&rate)))
     };
     pool.rate_per_second = rate(s, "rate-per-second").unwrap_or(pool.rate_per_second);
     pool.group_rate_per_second = rate(s, "group-rate-per-second").unwrap_or(pool.group_rate_per_second);
@@ -840,7 +840,8 @@ mod tests {
             r#"laneway {
                 http { bind = "0.0.0.0:8080", adminToken = x }
                 queue { durability = none, queues = [a, a], ungrouped = unordered }
-                pools { orders { concurency = 5, capacity = 10, group-capacity = 11, affinity = 3 }, default-pool {} }
+                pools { orders { concurency = 5, capacity = 10, group-capacity = 11, affinity = 3 }, default-pool {}
+                    slow { rate-per-second = 1e-12, group-rate-per-second = 1e-20 } }
                 mediator { allow = ["https://a/x?y"], signing-secrets = [short], breaker { failure-share = 2 } }
                 ingress { enabled = true, bind = "0.0.0.0:1", partitions = 3 }
                 typo = 1
@@ -861,6 +862,9 @@ mod tests {
             "laneway.mediator.breaker.failure-share = 2",
             "laneway.ingress.expose = false",
             "laneway.ingress.partitions = 3",
+            "laneway.pools.slow.rate-per-second = 1e-12",
+            "laneway.pools.slow.group-rate-per-second = 1e-20",
+            "must be a number from 0.000001 (one in eleven days) to 1000000",
             "laneway.typo = 1",
         ] {
             assert!(found.iter().any(|problem| problem.contains(part)), "{part} is not among {found:#?}");

@@ -188,6 +188,14 @@ impl Message {
     /// assert!(error.to_string().contains("invalid type"));
     /// ```
     pub fn parse(json: &[u8]) -> Result<Self, NotAMessage> {
+        let message = Message::of_delivery(json)?;
+        message.check_token()?;
+        Ok(message)
+    }
+
+    /// Reads a message of a source, which had nobody to tell its publisher: one whose token no target can be sent is a message all the same, and fails where it is used, in its
+    /// order and with its reason.
+    pub(crate) fn of_delivery(json: &[u8]) -> Result<Self, NotAMessage> {
         if json.len() > MESSAGE_BYTES_MAX {
             return Err(NotAMessage::TooLong { bytes: json.len() });
         }
@@ -196,7 +204,7 @@ impl Message {
             .map_err(|error| NotAMessage::Malformed(format!("not UTF-8: {error}")))?;
         let message: Message =
             serde_json::from_str(text).map_err(|error| NotAMessage::Malformed(error.to_string()))?;
-        message.check()?;
+        message.check_limits()?;
         Ok(message)
     }
 
@@ -225,8 +233,18 @@ impl Message {
         format!("{NO_GROUP}{pool}").into()
     }
 
-    /// Whether it is within the limits.
+    /// Whether it is within the limits, and its token can be sent.
     pub fn check(&self) -> Result<(), NotAMessage> {
+        self.check_limits()?;
+        self.check_token()
+    }
+
+    fn check_token(&self) -> Result<(), NotAMessage> {
+        let problem = self.auth_token.as_ref().and_then(|token| headers::refusal_of_token(token.expose()));
+        problem.map_or(Ok(()), |problem| Err(bad("authToken", problem.to_owned())))
+    }
+
+    fn check_limits(&self) -> Result<(), NotAMessage> {
         name("id", &self.id, 1)?;
         name("poolCode", &self.pool_code, 0)?;
         name("messageGroupId", self.message_group_id.as_deref().unwrap_or(""), 0)?;

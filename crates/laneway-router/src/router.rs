@@ -21,12 +21,12 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use laneway::{Explanation, Snapshot};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, OnceCell, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -147,7 +147,12 @@ struct Feed {
     /// Nothing more is taken from it.
     stopping: watch::Sender<bool>,
     tasks: Mutex<Vec<JoinHandle<()>>>,
+    /// Set when the source is closed. Of those who end it one does so, and the others wait.
+    closed: OnceCell<()>,
 }
+
+/// A source that is on its way out: this one, and not one of the same name that comes after it.
+pub(crate) struct Stopping(Arc<Feed>);
 
 /// What is known of a source.
 struct Health {
@@ -320,6 +325,7 @@ impl Router {
             ended: AtomicBool::new(false),
             stopping: watch::Sender::new(false),
             tasks: Mutex::default(),
+            closed: OnceCell::new(),
         });
         self.inner.feeds.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&feed));
         let tasks = [
@@ -332,14 +338,22 @@ impl Router {
     }
 
     /// Stops reading a source: nothing more is taken, what was taken is delivered, and then the source is closed. If that takes longer than `limit`,
-    /// the source is closed all the same, and whatever is not settled comes again. False if there is no source of this name.
+    /// the source is closed all the same, and whatever is not settled comes again. One that somebody else is removing is waited for, too. False if there is no source of this
+    /// name.
     pub async fn remove_source(&self, name: &str, limit: Duration) -> bool {
-        let feed = {
-            let feeds = self.inner.feeds.lock().unwrap_or_else(PoisonError::into_inner);
-            feeds.iter().find(|feed| feed.source.name() == name && !*feed.stopping.borrow()).cloned()
-        };
-        let Some(feed) = feed else { return false };
+        let Some(stopping) = self.stop_source(name) else { return false };
+        self.remove_stopping(stopping, limit).await;
+        true
+    }
+
+    /// Takes nothing more from a source; [`remove_stopping`](Self::remove_stopping) is the rest of its end. Nothing if there is none of this name.
+    pub(crate) fn stop_source(&self, name: &str) -> Option<Stopping> {
+        let feed = self.feed(name)?;
         feed.stopping.send_replace(true);
+        Some(Stopping(feed))
+    }
+
+    pub(crate) async fn remove_stopping(&self, Stopping(feed): Stopping, limit: Duration) {
         let deadline = Instant::now() + limit;
         while feed.ledger.len() > 0 && Instant::now() < deadline {
             let left = self.inner.room.notified();
@@ -351,13 +365,22 @@ impl Router {
             }
         }
         feed.ledger.wait_settled(deadline.max(Instant::now() + RETRY.0)).await;
-        self.inner
-            .feeds
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .retain(|other| !Arc::ptr_eq(other, &feed));
+        // It stays in the list until it is closed: who finds no source of this name may open one.
         feed.end().await;
-        true
+        self.feeds().retain(|other| !Arc::ptr_eq(other, &feed));
+    }
+
+    /// Whether there is a source of this name; one that is being removed counts until it is closed.
+    pub(crate) fn has_source(&self, name: &str) -> bool {
+        self.feed(name).is_some()
+    }
+
+    fn feeds(&self) -> MutexGuard<'_, Vec<Arc<Feed>>> {
+        self.inner.feeds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn feed(&self, name: &str) -> Option<Arc<Feed>> {
+        self.feeds().iter().find(|feed| feed.source.name() == name).cloned()
     }
 
     // ── pools ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -584,6 +607,11 @@ impl Router {
         Ok(pool.resume(&pool.key(group)))
     }
 
+    /// Lets the groups of all pools try at once whose next message waits for its target, if that is meant.
+    pub(crate) fn let_try(&self, is_meant: impl Fn(&str) -> bool) {
+        self.pool_list().iter().for_each(|pool| pool.let_try(&is_meant));
+    }
+
     /// Since when a group is parked, and why.
     pub fn parked(&self, code: &str, group: &str) -> Result<Option<Parked>, RouterError> {
         let pool = self.pool(code)?;
@@ -783,7 +811,7 @@ async fn take_in(inner: Arc<Inner>, feed: Arc<Feed>) {
 }
 
 impl Feed {
-    fn health(&self) -> std::sync::MutexGuard<'_, Health> {
+    fn health(&self) -> MutexGuard<'_, Health> {
         self.health.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -830,7 +858,8 @@ impl Feed {
         for task in self.tasks.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             task.abort();
         }
-        let _ = tokio::time::timeout(RETRY.1, self.source.close()).await;
+        let close = async || drop(tokio::time::timeout(RETRY.1, self.source.close()).await);
+        self.closed.get_or_init(close).await;
     }
 }
 
@@ -941,7 +970,7 @@ impl Inner {
         // Read before anything is locked: that takes longer than all the rest.
         let mut readable = Vec::with_capacity(deliveries.len());
         for delivery in deliveries {
-            match Message::parse(&delivery.text) {
+            match Message::of_delivery(&delivery.text) {
                 Ok(message) => readable.push((delivery, Arc::new(message))),
                 Err(error) => self.quarantine(feed, &delivery, &error.to_string()),
             }

@@ -47,6 +47,9 @@ use crate::targets::TestTargets;
 /// When a pool that a reload removes takes this long to drain, a warning says so, and another one whenever it has taken as long again.
 const REMOVAL: Duration = Duration::from_secs(3_600);
 
+/// So long after a breaker was reset it is looked once more for those who wait for its target: an attempt that had been told to wait just before is in no lane for a moment.
+const SECOND_LOOK: Duration = Duration::from_millis(100);
+
 /// How long a shutdown waits for the last answers of the API.
 const FAREWELL: Duration = Duration::from_secs(5);
 
@@ -143,6 +146,8 @@ struct Inner {
     mediators: Mediators,
     /// There until the shutdown takes it.
     ingress: Mutex<Option<Ingress>>,
+    /// What can be seen of it; there until it has ended, so that its drain can be watched.
+    ingress_view: Mutex<Option<ingress::View>>,
     ingress_address: Option<SocketAddr>,
     targets: Option<TestTargets>,
     #[cfg(feature = "flow")]
@@ -253,6 +258,7 @@ impl Service {
                 router,
                 mediators,
                 ingress_address: ingress.as_ref().map(Ingress::address),
+                ingress_view: Mutex::new(ingress.as_ref().map(Ingress::view)),
                 ingress: Mutex::new(ingress),
                 targets,
                 #[cfg(feature = "flow")]
@@ -334,7 +340,11 @@ impl Service {
 
     /// What the network ingress has counted, if there is one and it has not ended.
     pub fn ingress_stats(&self) -> Option<ingress::Stats> {
-        lock(&self.inner.ingress).as_ref().map(Ingress::stats)
+        self.ingress_view().map(|view| view.stats())
+    }
+
+    fn ingress_view(&self) -> Option<ingress::View> {
+        lock(&self.inner.ingress_view).clone()
     }
 
     /// What operators did.
@@ -490,6 +500,29 @@ impl Service {
         });
     }
 
+    /// Closes a target's breaker and ends its cool-down; who waits for it, in a pool or in the ingress, tries at once. False if the target was not called lately.
+    pub fn reset_breaker(&self, target: &str) -> bool {
+        if !self.mediators().breakers().reset(target) {
+            return false;
+        }
+        self.let_try(target);
+        let (service, target) = (self.clone(), target.to_owned());
+        tokio::spawn(async move {
+            tokio::time::sleep(SECOND_LOOK).await;
+            service.let_try(&target);
+        });
+        true
+    }
+
+    /// Whoever tries in vain waits again, and has lost nothing.
+    fn let_try(&self, target: &str) {
+        let is_meant = |other: &str| self.mediators().is_called(other, target);
+        self.router().let_try(is_meant);
+        if let Some(ingress) = self.ingress_view() {
+            ingress.let_try(is_meant);
+        }
+    }
+
     fn apply_queues(&self, new: &Config, done: &mut Reloaded) {
         let lease = SourceSettings { lease: self.config().lease };
         let mut queues = lock(&self.inner.queues);
@@ -522,8 +555,13 @@ impl Service {
             match old.sources.get(name) {
                 Some(before) if broker::are_same(&**before, &**broker) => {}
                 Some(_) => {
-                    self.replace_source(name, Some(Arc::clone(broker)));
+                    self.replace_source(name);
                     done.changed.push(format!("source {name} is drained and opened with its new settings"));
+                }
+                None if self.router().has_source(name) => {
+                    self.replace_source(name);
+                    done.changed
+                        .push(format!("source {name} is draining, and is read again when it is gone"));
                 }
                 None => {
                     self.add_source(name, Arc::clone(broker));
@@ -532,7 +570,7 @@ impl Service {
             }
         }
         for name in old.sources.keys().filter(|name| !new.sources.contains_key(*name)) {
-            self.replace_source(name, None);
+            self.replace_source(name);
             done.changed.push(format!("source {name} is drained and goes"));
         }
     }
@@ -542,13 +580,22 @@ impl Service {
         self.router().add_source(Arc::new(Configured::new(name, broker)), lease);
     }
 
-    /// In the background: the old one first delivers what was taken from it, so that no group is in two places.
-    fn replace_source(&self, name: &str, broker: Option<Arc<dyn Broker>>) {
+    /// In the background: the old one first delivers what was taken from it, so that no group is in two places. What comes after it is what the configuration names then, since
+    /// later reloads may have named something else, or nothing; of those who wait for the same one, the first opens it.
+    fn replace_source(&self, name: &str) {
+        // At once, so that whoever looks after the reload sees it drain, and a source that comes after it is not taken for it.
+        let stopping = self.router().stop_source(name);
         let (service, name) = (self.clone(), name.to_owned());
         tokio::spawn(async move {
-            service.router().remove_source(&name, REMOVAL).await;
-            if let Some(broker) = broker.filter(|_| !service.is_closing()) {
-                service.add_source(&name, broker);
+            if let Some(stopping) = stopping {
+                service.router().remove_stopping(stopping, REMOVAL).await;
+            }
+            let _alone = service.inner.reloading.lock().await;
+            if let Some(broker) = service.config().sources.get(&name)
+                && !service.is_closing()
+                && !service.router().has_source(&name)
+            {
+                service.add_source(&name, Arc::clone(broker));
             }
         });
     }
@@ -590,6 +637,10 @@ impl Service {
         });
         let (router, ingress) = tokio::join!(self.inner.router.shutdown(drain), ending);
         hurry.abort();
+        // Another call may still be at its end.
+        if ingress.is_some() {
+            lock(&self.inner.ingress_view).take();
+        }
         if let Some(targets) = &self.inner.targets {
             targets.close();
         }

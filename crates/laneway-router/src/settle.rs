@@ -5,7 +5,7 @@
 //!
 //! # The life of an entry
 //!
-//! An entry is made when a delivery is taken and goes when its settlement is durable, not before. So a delivery that the source hands out
+//! An entry is made when a delivery is taken and goes when its settlement is durable, not before (or when it is settled and the source has closed for good). So a delivery that the source hands out
 //! again meanwhile (a lease that ran out, a settlement that is still on its way) is recognised: the copy is swallowed, and its newer receipt
 //! takes the place of the older one. A settlement is sent with the newest receipt, and again if that has changed while it was on its way and
 //! the answer does not speak for it: what the source found stale, and what it took back and has handed out again before we heard of it.
@@ -367,11 +367,19 @@ impl Ledger {
             if self.entries().under_way == 0 {
                 return true;
             }
-            let is_over = tokio::time::timeout_at(deadline, settled).await.is_err();
-            if is_over || self.closed.load(Relaxed) {
+            // What a closed source has not taken it never will.
+            if self.closed.load(Relaxed) || tokio::time::timeout_at(deadline, settled).await.is_err() {
                 return self.entries().under_way == 0;
             }
         }
+    }
+
+    /// The source takes nothing any more: of what was to be settled nobody will ever hear, so it is not held any longer. It counts as under way for good. To be called when
+    /// the queue takes no more: what is settled from then on goes at once.
+    fn close(&self) {
+        self.closed.store(true, Relaxed);
+        self.entries().held.retain(|_, entry| !entry.settling);
+        self.settled.notify_waiters();
     }
 
     /// Takes the newest receipts of settlements that are about to be sent.
@@ -489,10 +497,11 @@ impl Held {
             returning.first = returning.first.min(self.id);
             returning.until = returning.until.max(until);
         }
-        // Under the lock, so that nobody sees the settlement under way who could not wait for it. Nobody listens only when the router is
-        // gone; then the lease will run out.
+        // Under the lock, so that nobody sees the settlement under way who could not wait for it. Nobody listens only when the source has closed, or the
+        // router is gone; then the lease will run out, and who waits for the source to be free of messages need not wait for this one.
         if self.ledger.queue.send(Settlement { id: self.id, group, disposal }).is_err() {
             entries.under_way -= 1;
+            entries.held.remove(&self.id);
         }
     }
 }
@@ -562,9 +571,9 @@ async fn settle_all(
                     }
                 }
                 Err((_, SourceError::Closed)) => {
+                    queue.close();
                     if let Some(ledger) = ledger.upgrade() {
-                        ledger.closed.store(true, Relaxed);
-                        ledger.settled.notify_waiters();
+                        ledger.close();
                     }
                     return;
                 }
@@ -907,5 +916,25 @@ mod tests {
         assert!(!ledger.wait_settled(began + LEASE).await);
         assert_eq!(began.elapsed(), Duration::ZERO, "nobody waits for what will not be answered");
         settler.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_held_of_a_source_that_has_closed_once_it_is_settled() {
+        let (source, mut batches, answers) = gated(1);
+        let (ledger, settler) = Ledger::open(source as _);
+        let settler = tokio::spawn(settler);
+        settle(&ledger, 0, 1);
+        assert_eq!(size(&mut batches).await, Some(1));
+        // One that has not been sent when the source closes, and one that is still with its target.
+        settle(&ledger, 1, 1);
+        let late = ledger.take(&delivery(2)).unwrap();
+        answers.send(Err(SourceError::Closed)).unwrap();
+        settler.await.unwrap();
+        assert_eq!(ledger.len(), 1, "the one that is with its target");
+        late.settle(Disposal::Done);
+        assert_eq!(ledger.len(), 0);
+        let began = Instant::now();
+        assert!(!ledger.wait_settled(began + LEASE).await, "the source has not taken two of them");
+        assert_eq!(began.elapsed(), Duration::ZERO, "it is not waited for");
     }
 }

@@ -682,6 +682,51 @@ async fn http2_without_asking_where_it_is_known() {
     is_again(&mediate(&self::mediator(HttpSettings::default()), &target).await, "505");
 }
 
+/// A server of HTTP/2, without TLS, that takes so many calls over a connection at once and answers when so many have come. The counter is how many connections there
+/// were.
+async fn serve_together(streams: u32, together: usize) -> (SocketAddr, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let connections = Arc::new(AtomicUsize::new(0));
+    let all = Arc::new(tokio::sync::Barrier::new(together));
+    let answer = post(move || async move {
+        all.wait().await;
+    });
+    let service = hyper_util::service::TowerToHyperService::new(Router::new().route("/", answer));
+    let counter = connections.clone();
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            counter.fetch_add(1, SeqCst);
+            let service = service.clone();
+            tokio::spawn(async move {
+                let executor = hyper_util::rt::TokioExecutor::new();
+                let mut server = hyper_util::server::conn::auto::Builder::new(executor);
+                server.http2().max_concurrent_streams(streams);
+                let _ = server.serve_connection(hyper_util::rt::TokioIo::new(stream), service).await;
+            });
+        }
+    });
+    (address, connections)
+}
+
+#[tokio::test]
+async fn calls_beyond_what_a_connection_of_http2_may_have_go_over_another_one() {
+    let (address, connections) = serve_together(4, 12).await;
+    let settings = HttpSettings {
+        timeout: Duration::from_secs(5),
+        prior_knowledge: vec![format!("{address}").parse().unwrap()],
+        ..HttpSettings::default()
+    };
+    let mediator = mediator(settings);
+    let target = format!("http://{address}/");
+    for _ in 0..2 {
+        let verdicts = futures_util::future::join_all((0..12).map(|_| mediate(&mediator, &target))).await;
+        assert!(verdicts.iter().all(|verdict| *verdict == Verdict::Done), "{verdicts:?}");
+        assert_eq!(connections.load(SeqCst), 3, "as many as it takes, and used again");
+    }
+}
+
 #[tokio::test]
 async fn http2_to_who_does_not_speak_it_comes_again() {
     let (address, _) = script(|mut stream| async move {

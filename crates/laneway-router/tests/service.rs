@@ -3,20 +3,28 @@
 //! Waiting is done by asking until the answer is right, with a deadline; nothing here assumes how long something takes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::{HeaderMap, Method, Request, Response};
 use hyper_util::client::legacy::{Client as Hyper, connect::HttpConnector};
 use hyper_util::rt::TokioExecutor;
 use laneway_router::config::{Config, Layering};
+use laneway_router::message::Message;
 use laneway_router::service::{Service, StartError};
+use laneway_router::source::broker::{Broker, Examination, Finding};
+use laneway_router::source::embedded::Publication;
+use laneway_router::source::sink::{Sink, SinkError};
+use laneway_router::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -212,6 +220,19 @@ async fn recorder() -> (String, mpsc::UnboundedReceiver<(String, u64, Value)>) {
     (url, receiver)
 }
 
+/// A target that answers 200 when it is let, and lets everybody else wait.
+async fn gated(gate: Arc<Semaphore>) -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    let wait = move || {
+        let gate = Arc::clone(&gate);
+        async move { gate.acquire().await.unwrap().forget() }
+    };
+    let routes = axum::Router::new().route("/", axum::routing::post(wait));
+    tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
+    url
+}
+
 fn message(id: &str, group: &str, target: &str) -> Value {
     json!({ "id": id, "poolCode": "DEFAULT-POOL", "messageGroupId": group, "mediationTarget": target })
 }
@@ -390,6 +411,44 @@ async fn one_bad_message_and_nothing_is_published() {
     assert!(errors[4]["detail"].as_str().unwrap().contains("typo"), "{errors:?}");
     let sources = bench.get("/api/sources").await;
     assert_eq!((&sources[0]["claimed"], &sources[0]["waiting"]), (&json!(0), &json!(0)));
+    bench.shutdown().await;
+}
+
+/// What no target could be called with is refused at both doors; what came into the queue by another one has its reason among the dead letters.
+#[tokio::test]
+async fn what_can_never_be_delivered_is_refused_when_it_is_published() {
+    let bench = Bench::new("laneway.ingress { enabled = true, bind = \"127.0.0.1:0\" }").await;
+    let token =
+        json!({ "id": "t", "poolCode": "p", "mediationTarget": "http://127.0.0.1:9/", "authToken": "a\nb" });
+    let simulated =
+        json!({ "id": "s", "poolCode": "p", "mediationType": "SIMULATED", "mediationTarget": "banana" });
+    for (message, problem) in [(&token, "`authToken`"), (&simulated, "`banana` is neither a duration")] {
+        let answer = bench.post("/api/messages", message.clone()).await;
+        assert!(answer.problem(422).contains(problem), "{}", answer.text);
+    }
+    let stream = TcpStream::connect(bench.service.ingress_address().unwrap()).await.unwrap();
+    let mut ingress = tokio::io::BufReader::new(stream);
+    for (line, problem) in [
+        (json!({ "mediationType": "HTTP", "mediationTarget": "not a url" }), "`mediationTarget`"),
+        (json!({ "mediationType": "HTTP", "mediationTarget": "ftp://127.0.0.1/" }), "http"),
+        (json!({ "mediationType": "SIMULATED", "mediationTarget": "banana" }), "`banana`"),
+        (json!({ "mediationType": "SINK", "mediationTarget": "nowhere" }), "no sink"),
+        (json!({ "mediationType": "SIMULATED", "authToken": "a\nb" }), "`authToken`"),
+    ] {
+        let mut line = line;
+        (line["id"], line["correlationId"]) = (json!("x"), json!("f"));
+        ingress.write_all(format!("{line}\n").as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        tokio::time::timeout(DEADLINE, ingress.read_line(&mut answer)).await.expect("an answer").unwrap();
+        assert!(answer.starts_with("REJ:BAD_FIELD:x\t") && answer.contains(problem), "{line}: {answer}");
+    }
+    // Messages of a source have nobody to tell.
+    let message = |it: &Value| serde_json::from_value::<Message>(it.clone()).unwrap();
+    let publications = [&token, &simulated].map(|it| Publication::of(&message(it))).to_vec();
+    bench.service.queue("default").unwrap().publish_many(publications, None).await.unwrap();
+    let dead = bench.until("/api/dead-letters", |dead| dead.as_array().unwrap().len() == 2).await.to_string();
+    assert!(dead.contains("`authToken` has characters") && dead.contains("`banana` is neither"), "{dead}");
+    assert_eq!(bench.get("/api/quarantine").await, json!([]));
     bench.shutdown().await;
 }
 
@@ -1014,6 +1073,122 @@ async fn pitfall_06_a_pool_that_a_reload_drops_goes_and_can_come_again() {
     bench.shutdown().await;
 }
 
+/// What the versions of a broker of these tests have in common.
+#[derive(Debug, Default)]
+struct Opened {
+    /// The versions that were opened, in order.
+    versions: Mutex<Vec<u32>>,
+    /// Whether the one message has been handed out.
+    has_given: AtomicBool,
+}
+
+/// A broker with one message for the target; versions are different settings.
+#[derive(Clone, Debug)]
+struct Versioned {
+    version: u32,
+    target: String,
+    opened: Arc<Opened>,
+}
+
+impl PartialEq for Versioned {
+    fn eq(&self, other: &Self) -> bool {
+        self.version == other.version
+    }
+}
+
+impl Broker for Versioned {
+    fn kind(&self) -> &'static str {
+        "versioned"
+    }
+
+    fn open_source(&self, _: Arc<str>) -> BoxFuture<'_, Result<Arc<dyn Source>, SourceError>> {
+        self.opened.versions.lock().unwrap().push(self.version);
+        std::future::ready(Ok(Arc::new(self.clone()) as Arc<dyn Source>)).boxed()
+    }
+
+    fn open_sink(&self, _: Arc<str>) -> BoxFuture<'_, Result<Arc<dyn Sink>, SinkError>> {
+        unreachable!("it is a source only")
+    }
+
+    fn examine<'a>(&'a self, _: &'a Examination) -> BoxFuture<'a, Vec<Finding>> {
+        std::future::ready(Vec::new()).boxed()
+    }
+}
+
+impl Source for Versioned {
+    fn name(&self) -> &str {
+        "orders"
+    }
+
+    fn claim(&self, _: Wants) -> BoxFuture<'_, Result<Vec<Delivery>, SourceError>> {
+        if self.opened.has_given.swap(true, SeqCst) {
+            return std::future::pending().boxed();
+        }
+        let text = message("1", "a", &self.target).to_string().into_bytes().into();
+        let receipt = Receipt::Numbers([1, 0, 0, 0]);
+        let only = Delivery { id: 1, receipt, group: None, text, attempt: 1, sequence: 1 };
+        std::future::ready(Ok(vec![only])).boxed()
+    }
+
+    fn settle(&self, all: Vec<(Receipt, Disposal)>) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
+        std::future::ready(Ok(vec![Settled::Settled; all.len()])).boxed()
+    }
+
+    fn extend(&self, all: Vec<Receipt>, _: Duration) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
+        std::future::ready(Ok(vec![Settled::Settled; all.len()])).boxed()
+    }
+
+    fn depth(&self) -> BoxFuture<'_, Result<Depth, SourceError>> {
+        std::future::ready(Ok(Depth::default())).boxed()
+    }
+}
+
+/// While the first version drains, a second is named, none, and a third: only the last is opened, and not before the first has gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_source_that_drains_comes_again_only_as_the_last_reload_has_it() {
+    let bench = Bench::new("").await;
+    let gate = Arc::new(Semaphore::new(0));
+    let target = gated(Arc::clone(&gate)).await;
+    let opened = Arc::<Opened>::default();
+    let reload = async |version: Option<u32>| {
+        let mut config = Config::clone(&bench.service.config());
+        config.sources.clear();
+        if let Some(version) = version {
+            let broker = Versioned { version, target: target.clone(), opened: Arc::clone(&opened) };
+            config.sources.insert("orders".to_owned(), Arc::new(broker));
+        }
+        bench.service.reload(config).await.unwrap().changed
+    };
+    let states = || {
+        let all = bench.service.router().source_states().into_iter();
+        all.filter(|source| source.name == "orders").map(|source| source.state.word()).collect::<Vec<_>>()
+    };
+    reload(Some(1)).await;
+    bench.until("/api/in-flight", |running| running[0]["group"] == "a").await;
+    let drained = "source orders is drained and opened with its new settings";
+    assert_eq!(reload(Some(2)).await, [drained]);
+    assert_eq!(reload(None).await, ["source orders is drained and goes"]);
+    assert_eq!(reload(Some(3)).await, ["source orders is draining, and is read again when it is gone"]);
+    assert_eq!(states(), ["stopping"], "there is one at a time");
+    gate.add_permits(1);
+    bench.until("/api/sources", |_| states() == ["connected"]).await;
+    assert_eq!(*opened.versions.lock().unwrap(), [1, 3]);
+
+    // And one that a reload removes while it drains does not come again at all.
+    opened.has_given.store(false, SeqCst);
+    reload(Some(4)).await;
+    bench.until("/api/in-flight", |running| running[0]["group"] == "a").await;
+    reload(Some(5)).await;
+    reload(None).await;
+    gate.add_permits(1);
+    bench.until("/api/sources", |_| states().is_empty()).await;
+    // Whoever was to open something has done it, or has not: this one comes after them.
+    reload(Some(6)).await;
+    bench.until("/api/sources", |_| states() == ["connected"]).await;
+    assert_eq!(*opened.versions.lock().unwrap(), [1, 3, 4, 6]);
+    bench.shutdown().await;
+}
+
 #[tokio::test]
 async fn a_reload_with_too_many_pools_changes_nothing() {
     let bench = Bench::new("laneway.pools.a.concurrency = 4").await;
@@ -1030,6 +1205,18 @@ async fn a_reload_with_too_many_pools_changes_nothing() {
     );
     assert_eq!(bench.get("/api/pools").await.as_array().unwrap().len(), 3);
     assert_eq!(bench.get("/api/pools/a").await["concurrency"], 4);
+    bench.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_rate_that_is_next_to_nothing_is_refused() {
+    let bench = Bench::new("").await;
+    for rate in ["ratePerSecond", "groupRatePerSecond"] {
+        let answer = bench.call("PUT", "/api/pools/slow", Some(json!({ rate: 1e-12 }))).await;
+        assert_eq!(answer.status, 422, "{}", answer.text);
+        assert!(answer.text.contains("0.000001"), "{}", answer.text);
+    }
+    bench.call("PUT", "/api/pools/slow", Some(json!({ "groupRatePerSecond": 1e-6 }))).await.with(201);
     bench.shutdown().await;
 }
 
@@ -1107,6 +1294,53 @@ async fn a_page_of_dead_letters_is_bounded_and_names_the_next() {
     let first = bench.call("GET", "/api/dead-letters?queue=default&most=3", None).await;
     let next = first.headers["link"].to_str().unwrap();
     assert_eq!(next, "</api/dead-letters?after=3&most=3&queue=default>; rel=\"next\"");
+    bench.shutdown().await;
+}
+
+/// Whoever waits for a target that had asked for an hour tries again when its breaker is reset: groups of every pool, and families of the ingress.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_breaker_that_is_reset_lets_those_try_who_wait_for_its_target() {
+    let bench =
+        Bench::new("laneway { ingress { enabled = true, bind = \"127.0.0.1:0\" }, pools.more {} }").await;
+    let is_well = Arc::new(AtomicBool::new(false));
+    let (well, listener) = (is_well.clone(), tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap());
+    let target = format!("http://{}/", listener.local_addr().unwrap());
+    let answer = move || {
+        let is_well = well.load(SeqCst);
+        async move {
+            let status = if is_well { 200 } else { 429 };
+            (hyper::StatusCode::from_u16(status).unwrap(), [("retry-after", "3600")])
+        }
+    };
+    let route = || axum::routing::post(answer.clone());
+    let routes = axum::Router::new().route("/", route()).route("/other", route());
+    tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
+    let mut of_more = message("3", "c", &target);
+    of_more["poolCode"] = json!("more");
+    let other = message("4", "d", &format!("{target}other"));
+    let refused = message("5", "e", &bench.target("pending"));
+    let all = json!([message("1", "a", &target), message("2", "b", &target), of_more, other, refused]);
+    bench.post("/api/messages", all).await.with(202);
+    let mut stream = TcpStream::connect(bench.service.ingress_address().unwrap()).await.unwrap();
+    let line = json!({ "id": "6", "correlationId": "f", "mediationType": "HTTP", "mediationTarget": target, "notify": true });
+    stream.write_all(format!("{line}\n").as_bytes()).await.unwrap();
+    for group in ["DEFAULT-POOL/a", "DEFAULT-POOL/b", "more/c", "DEFAULT-POOL/d"] {
+        let path = format!("/api/groups/{group}");
+        bench.until(&path, |group| group["state"] == "retrying" && group["head"]["attempts"] == 0).await;
+    }
+    bench.until("/api/stats", |stats| stats["mediators"]["http"]["waits"].as_u64() >= Some(5)).await;
+    is_well.store(true, SeqCst);
+    bench.post("/api/breakers/reset", json!({ "target": target })).await.with(200);
+    bench.until("/api/pools/more", |pool| pool["counts"]["succeeded"] == 1).await;
+    bench.until("/api/pools/DEFAULT-POOL", |pool| pool["counts"]["succeeded"] == 2).await;
+    let mut told = tokio::io::BufReader::new(stream).lines();
+    for expected in ["ACK:6", "DONE:6"] {
+        let line = tokio::time::timeout(DEADLINE, told.next_line()).await.expect("an answer").unwrap();
+        assert_eq!(line.as_deref(), Some(expected));
+    }
+    let other = bench.get("/api/groups/DEFAULT-POOL/d").await;
+    assert_eq!(other["state"], "retrying", "another target is not concerned");
+    assert!(other["reason"]["afterMillis"].as_u64() > Some(3_000_000), "{other}");
     bench.shutdown().await;
 }
 
@@ -1295,6 +1529,27 @@ async fn what_is_published_while_the_service_ends_is_there_when_it_starts_again(
     // Its target was at the old port, so it is tried in vain; what matters is that it is there.
     bench.until("/api/groups/DEFAULT-POOL/a", |group| group["depth"] == 1).await;
     let _ = bench.service.shutdown(Duration::ZERO).await;
+}
+
+/// What the ingress holds counts as held until the service has ended, and is there to be looked at.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_ingress_is_counted_while_it_drains() {
+    let bench = Bench::new("laneway.ingress { enabled = true, bind = \"127.0.0.1:0\" }").await;
+    let gate = Arc::new(Semaphore::new(0));
+    let target = gated(Arc::clone(&gate)).await;
+    let mut stream = TcpStream::connect(bench.service.ingress_address().unwrap()).await.unwrap();
+    let line = json!({ "id": "1", "correlationId": "f", "mediationType": "HTTP", "mediationTarget": target });
+    stream.write_all(format!("{line}\n").as_bytes()).await.unwrap();
+    bench.until("/api/ingress", |ingress| ingress["accepted"] == 1).await;
+    let service = bench.service.clone();
+    let ending = tokio::spawn(async move { service.shutdown(DEADLINE).await });
+    bench.until("/api/stats", |stats| stats["closing"] == true).await;
+    let ingress = bench.get("/api/ingress").await;
+    assert_eq!((&ingress["enabled"], &ingress["accepted"]), (&json!(true), &json!(1)), "{ingress}");
+    assert_eq!(bench.service.held(), 1);
+    gate.add_permits(1);
+    let farewell = tokio::time::timeout(DEADLINE, ending).await.expect("an end").unwrap();
+    assert_eq!((farewell.ingress_lost, bench.service.held()), (0, 0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

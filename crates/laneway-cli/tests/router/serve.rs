@@ -89,6 +89,20 @@ fn what_is_left_when_the_time_is_up_comes_again_after_a_restart() {
 }
 
 #[test]
+fn a_call_that_has_not_come_back_is_not_nothing() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let target = format!("http://{}/", silent.local_addr().expect("an address"));
+    let mut service = Running::start(&["--set", "shutdown.drain=100ms"]);
+    service.tell(&["send", "--group", "g", "--count", "3", "--target", &target]);
+    service.until(&["explain", "g"], |views| views[0]["state"] == "running" && views[0]["depth"] == 3);
+    service.interrupt();
+    assert_eq!(service.code(), Some(0));
+    let told = service.stderr.rest().join("\n");
+    let words = "stopped: 2 messages went back to the queue, in order; 1 message was with its target";
+    assert!(told.contains(words), "{told}");
+}
+
+#[test]
 fn a_second_ctrl_c_stops_at_once() {
     let mut service = Running::start(&["--set", "shutdown.drain=1h"]);
     let slow = format!("{}/api/test/slow", service.url);

@@ -22,9 +22,13 @@ pub(super) fn routes() -> Vec<Route> {
         Route::get("/api/breakers", breakers, "The targets that were called lately, by name")
             .query("most", "integer", "How many, at most; 1000")
             .gives(200, "[Breaker]"),
-        Route::post("/api/breakers/reset", reset, "Closes a target's breaker and ends its cool-down")
-            .takes("BreakerReset")
-            .gives(200, "BreakerReset"),
+        Route::post(
+            "/api/breakers/reset",
+            reset,
+            "Closes a target's breaker and ends its cool-down; who waits for it tries at once",
+        )
+        .takes("BreakerReset")
+        .gives(200, "BreakerReset"),
         Route::get("/api/warnings", warnings, "What an operator should know, the newest first")
             .query("most", "integer", "How many, at most; 100")
             .gives(200, "[Warning]"),
@@ -98,7 +102,7 @@ async fn reset(
     State(service): State<Service>,
     Json(asked): Json<Reset>,
 ) -> Result<axum::Json<Reset>, Problem> {
-    match service.mediators().breakers().reset(&asked.target) {
+    match service.reset_breaker(&asked.target) {
         true => Ok(axum::Json(asked)),
         false => Err(Problem::not_found(format!(
             "no target {:?} was called lately; GET /api/breakers names them",

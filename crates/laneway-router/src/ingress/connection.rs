@@ -52,9 +52,9 @@ use super::{
     frame::{Frame, Frames, Rest},
     line::{BadLine, Family, Line},
     reached,
-    stats::Counters,
+    stats::{Counters, Stats},
 };
-use crate::message::Priority;
+use crate::{mediator::Mediator, message::Priority};
 
 /// How much is read at once. A gulp of small lines is some hundred of them.
 const CHUNK: usize = 16 * 1024;
@@ -66,9 +66,18 @@ const KEPT: usize = 16 * 1024;
 pub(super) struct Desk {
     pub(super) settings: Settings,
     pub(super) handle: Handle<Family, Task>,
+    /// Says of a line whether its target may be called.
+    pub(super) mediator: Arc<dyn Mediator>,
     pub(super) counters: Arc<Counters>,
     /// Bytes of lines that are in the engine.
     pub(super) bytes: Arc<AtomicUsize>,
+}
+
+impl Desk {
+    /// What was counted, and where everything is.
+    pub(super) fn stats(&self) -> Stats {
+        self.counters.read(&self.handle.snapshot(), self.bytes.load(Ordering::Acquire))
+    }
 }
 
 /// The bytes of a line, counted for as long as it is held.
@@ -352,6 +361,11 @@ impl<'a> Reader<'a> {
                 return self.reject(rejection, id.as_deref().unwrap_or(""), &detail);
             }
         };
+        if let Err(problem) = self.desk.mediator.check(&line.message) {
+            // Whoever is told `ACK` must not lose the task at its first attempt.
+            let detail = format!("`mediationTarget` {problem}");
+            return self.reject(Rejection::BadField, &line.message.id, &detail);
+        }
         if self.refused.hold_back(&line.family, &line.message.id) {
             let detail = "an earlier line of this family was refused";
             return self.reject(Rejection::Busy, &line.message.id, detail);
@@ -376,7 +390,7 @@ impl<'a> Reader<'a> {
         let Line { message, family, notify, strict } = line;
         let (id, priority) = (message.id.clone(), priority_of(message.priority));
         let owed = notify.then(|| self.outbox.owe(id.clone(), self.desk.counters.clone()));
-        let task = Task { message, owed, sequence: 0, _weight: weight };
+        let task = Task { message, owed, sequence: 0, waits: false, _weight: weight };
         let message = laneway::Message::new(family, task).priority(priority);
         // While the pen is held nobody else can answer, so the acceptance stands before the completion. The engine calls nobody back from
         // inside a submission.

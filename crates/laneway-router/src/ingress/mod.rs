@@ -34,7 +34,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use laneway::{Account, BuildError, Delivery, Engine, Handle, Outcome, Overflow, Topology};
+use laneway::{Account, BuildError, Delivery, Engine, Handle, Outcome, Overflow, Reason, Topology};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::watch,
@@ -68,6 +68,8 @@ pub struct Task {
     owed: Option<Owed>,
     /// Its number in the order of first attempts; 0 before.
     sequence: u64,
+    /// It waits for its target, and for nothing of its own.
+    waits: bool,
     _weight: Weight,
 }
 
@@ -157,9 +159,9 @@ impl Ingress {
         let cannot = |error| StartError::Listen { address: settings.listen, error };
         let listener = TcpListener::bind(settings.listen).await.map_err(cannot)?;
         let address = listener.local_addr().map_err(cannot)?;
-        let engine = build_engine(&settings, mediator)?;
+        let engine = build_engine(&settings, mediator.clone())?;
         let (counters, bytes) = (Arc::new(Counters::default()), Arc::new(AtomicUsize::new(0)));
-        let desk = Arc::new(Desk { settings, handle: engine.handle(), counters, bytes });
+        let desk = Arc::new(Desk { settings, handle: engine.handle(), mediator, counters, bytes });
         let (phase, watching) = watch::channel(Phase::Open);
         let acceptor = tokio::spawn(accept(listener, desk.clone(), watching));
         Ok(Ingress { address, desk, engine: Some(engine), phase, acceptor: Some(acceptor) })
@@ -172,8 +174,12 @@ impl Ingress {
 
     /// What it has counted, and where everything is.
     pub fn stats(&self) -> Stats {
-        let bytes = self.desk.bytes.load(Ordering::Acquire);
-        self.desk.counters.read(&self.desk.handle.snapshot(), bytes)
+        self.desk.stats()
+    }
+
+    /// What can be seen of it, also while it shuts down.
+    pub fn view(&self) -> View {
+        View(self.desk.clone())
     }
 
     /// The engine underneath, to explain, park and resume families.
@@ -194,6 +200,38 @@ impl Ingress {
         let acceptor = self.acceptor.take().expect("taken only here");
         let connections_cut = acceptor.await.expect("the acceptor does not panic");
         Report { account: report.account, returned, still_running: report.still_running, connections_cut }
+    }
+}
+
+/// What can be seen of an ingress. Keeps nothing of it at work.
+#[derive(Clone)]
+pub struct View(Arc<Desk>);
+
+impl View {
+    /// What it has counted, and where everything is.
+    pub fn stats(&self) -> Stats {
+        self.0.stats()
+    }
+
+    /// Lets those families try at once whose next task waits for its target, if that is meant.
+    pub(crate) fn let_try(&self, is_meant: impl Fn(&str) -> bool) {
+        let handle = &self.0.handle;
+        let waiting = handle.find(usize::MAX, |message| {
+            let task = &message.body;
+            task.waits.then(|| (message.key.clone(), task.message.mediation_target.clone()))
+        });
+        for (family, _) in waiting.into_iter().filter(|(_, target)| is_meant(target)) {
+            let reason = handle.explain(&family).map(|explanation| explanation.reason);
+            if let Some(Reason::Retry { .. }) = reason {
+                handle.resume(&family);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for View {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("View").finish_non_exhaustive()
     }
 }
 
@@ -253,6 +291,7 @@ async fn attempt(
     sequences: &AtomicU64,
     mut delivery: Delivery<Family, Task>,
 ) -> Outcome {
+    delivery.waits = false;
     // Numbered when it first runs and not when it is submitted: tasks of a family run one after the other, but two connections that submit to one family may
     // take their numbers in one order and their places in the other.
     if delivery.sequence == 0 {
@@ -270,6 +309,7 @@ async fn attempt(
         }
         Verdict::Wait { delay, called, reason } => {
             delivery.note(reason);
+            delivery.waits = true;
             if called { Outcome::Wait(delay) } else { Outcome::Hold(delay) }
         }
         Verdict::Again { delay: Some(delay), reason } => {

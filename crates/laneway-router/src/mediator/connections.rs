@@ -6,7 +6,8 @@
 //! seen when it is next taken, before anything is written to it. A request that finds no idle one makes one, and does not look again for what has come free meanwhile.
 //!
 //! A connection of **HTTP/2** has many requests at a time, so it has a task, and the requests to its host share it. (Those that come before the first answer of a
-//! host with TLS do not know that yet, and connect each.)
+//! host with TLS do not know that yet, and connect each.) Its target says how many it takes at once; where all of its places are taken, the next request makes another connection,
+//! since it would wait inside this one while its own time runs. Places are taken on the oldest connection that has one, so that those that are not needed any more fall idle.
 //!
 //! With TLS the target chooses between the two; without, it is HTTP/1.1, unless the settings know better.
 //!
@@ -18,7 +19,7 @@ use std::collections::HashMap;
 use std::error::Error;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
@@ -38,6 +39,7 @@ use tokio::net::TcpStream;
 use tower_service::Service;
 
 use super::connect::{Timed, tls};
+use super::preface::Overheard;
 
 /// A ping on every HTTP/2 connection so often, lest a dead one takes everything that is sent to its host.
 const PING_EVERY: Duration = Duration::from_secs(15);
@@ -162,7 +164,7 @@ impl Address {
                 *request.uri_mut() = self.relative.clone();
                 request.headers_mut().insert(HOST, self.header.clone());
             }
-            Way::Shared(_) => {
+            Way::Shared(..) => {
                 *request.uri_mut() = self.absolute.clone();
                 request.headers_mut().remove(HOST);
             }
@@ -174,7 +176,7 @@ impl Address {
 #[derive(Default)]
 struct Host {
     kept: Mutex<Kept>,
-    /// Passed one by one by those who want to share a connection that is not there yet.
+    /// Passed one by one by those who want a place on a connection that is not there yet.
     gate: tokio::sync::Mutex<()>,
 }
 
@@ -182,7 +184,8 @@ struct Host {
 struct Kept {
     /// The one that was used last is the last, and is used first.
     idle: Vec<Idle>,
-    shared: Option<Shared>,
+    /// The oldest first.
+    shared: Vec<Shared>,
 }
 
 struct Idle {
@@ -192,7 +195,47 @@ struct Idle {
 
 struct Shared {
     sender: http2::SendRequest<Payload>,
+    places: Arc<Places>,
     used: Instant,
+}
+
+/// How many requests a connection of HTTP/2 may have at once, and how many it has.
+struct Places {
+    most: usize,
+    taken: AtomicUsize,
+}
+
+/// A request's place on a connection of HTTP/2, until it is dropped.
+struct Place(Arc<Places>);
+
+impl Place {
+    /// Although there may be none: it then waits inside the connection.
+    fn take(places: &Arc<Places>) -> Self {
+        // A number and nothing else: whoever takes a place that is free holds the lock of the host.
+        places.taken.fetch_add(1, Ordering::Relaxed);
+        Place(places.clone())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.taken.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Shared {
+    fn taken(&self) -> usize {
+        self.places.taken.load(Ordering::Relaxed)
+    }
+
+    fn has_place(&self) -> bool {
+        !self.sender.is_closed() && self.taken() < self.places.most
+    }
+
+    fn take(&mut self, now: Instant) -> Way {
+        self.used = now;
+        Way::Shared(self.sender.clone(), Place::take(&self.places))
+    }
 }
 
 impl Host {
@@ -203,32 +246,41 @@ impl Host {
 
 impl Kept {
     fn take(&mut self, now: Instant, idle_timeout: Duration) -> Option<Way> {
-        if let Some(shared) = self.shared.as_mut().filter(|shared| !shared.sender.is_closed()) {
-            shared.used = now;
-            return Some(Way::Shared(shared.sender.clone()));
+        if let Some(way) = self.take_place(now) {
+            return Some(way);
         }
         // If the last is too old, so are those before it, and they will be swept.
         let fresh = self.idle.pop_if(|idle| now.duration_since(idle.since) <= idle_timeout)?;
         Some(Way::Own(fresh.link))
     }
 
+    /// A free place on a connection of HTTP/2.
+    fn take_place(&mut self, now: Instant) -> Option<Way> {
+        self.shared.iter_mut().find(|shared| shared.has_place()).map(|shared| shared.take(now))
+    }
+
+    /// A place where there is none, on the connection that has the fewest requests too many.
+    fn squeeze_in(&mut self, now: Instant) -> Option<Way> {
+        let open = self.shared.iter_mut().filter(|shared| !shared.sender.is_closed());
+        open.min_by_key(|shared| shared.taken()).map(|shared| shared.take(now))
+    }
+
     /// Takes out what nobody has used for too long.
     fn sweep(&mut self, now: Instant, idle_timeout: Duration, old: &mut Vec<Idle>) {
         old.extend(self.idle.extract_if(.., |idle| now.duration_since(idle.since) > idle_timeout));
-        let is_used =
-            |shared: &Shared| !shared.sender.is_closed() && now.duration_since(shared.used) <= idle_timeout;
-        self.shared = self.shared.take().filter(is_used);
+        let is_used = |shared: &Shared| shared.taken() > 0 || now.duration_since(shared.used) <= idle_timeout;
+        self.shared.retain(|shared| !shared.sender.is_closed() && is_used(shared));
     }
 
     fn is_empty(&self) -> bool {
-        self.idle.is_empty() && self.shared.is_none()
+        self.idle.is_empty() && self.shared.is_empty()
     }
 }
 
 /// What a request goes over.
 enum Way {
     Own(Box<Link>),
-    Shared(http2::SendRequest<Payload>),
+    Shared(http2::SendRequest<Payload>, Place),
 }
 
 /// A connection of HTTP/1.1. Whoever has it drives it.
@@ -297,15 +349,15 @@ impl Connections {
             let sent = match way {
                 Way::Own(mut link) => {
                     let answer = link.sender.try_send_request(request);
-                    link.drive(answer).await.map(|response| (response, Some(link)))
+                    link.drive(answer).await.map(|response| (response, Some(link), None))
                 }
-                Way::Shared(mut sender) => {
-                    sender.try_send_request(request).await.map(|response| (response, None))
+                Way::Shared(mut sender, place) => {
+                    sender.try_send_request(request).await.map(|response| (response, None, Some(place)))
                 }
             };
             match sent {
-                Ok((response, link)) => {
-                    return Ok(Exchange { response, link, is_long, host, home: self });
+                Ok((response, link, place)) => {
+                    return Ok(Exchange { response, link, _place: place, is_long, host, home: self });
                 }
                 Err(error) => request = unsent(error, is_new)?,
             }
@@ -348,31 +400,39 @@ impl Connections {
 
     /// Something to send over, and whether it is new: somebody else may have made one meanwhile.
     async fn connect(&self, address: &Address, host: &Host, copies: bool) -> Result<(Way, bool), Failure> {
-        if !address.origin.prior {
-            return Ok((self.connect_now(address, host, copies).await?, true));
+        if !address.origin.prior && host.kept().shared.is_empty() {
+            return self.connect_now(address, host, copies).await;
         }
         let _gate = host.gate.lock().await;
-        match self.take(host) {
-            Some(way) => Ok((way, false)),
-            None => Ok((self.connect_now(address, host, copies).await?, true)),
+        if let Some(way) = self.take(host) {
+            return Ok((way, false));
         }
+        let connected = self.connect_now(address, host, copies).await;
+        // A target that takes no more connections may answer in time all the same.
+        connected.or_else(|failure| {
+            let way = host.kept().squeeze_in(Instant::now());
+            way.map(|way| (way, false)).ok_or(failure)
+        })
     }
 
-    async fn connect_now(&self, address: &Address, host: &Host, copies: bool) -> Result<Way, Failure> {
+    async fn connect_now(
+        &self,
+        address: &Address,
+        host: &Host,
+        copies: bool,
+    ) -> Result<(Way, bool), Failure> {
         let mut connector = self.connector.clone();
         poll_fn(|context| connector.poll_ready(context)).await.map_err(Failure::Connect)?;
         let stream = connector.call(address.absolute.clone()).await.map_err(Failure::Connect)?;
         if address.origin.prior || stream.connected().is_negotiated_h2() {
-            let sender = speak_http2(stream).await?;
-            let shared = Shared { sender: sender.clone(), used: Instant::now() };
+            let shared = speak_http2(stream).await?;
             self.have_swept();
-            host.kept().shared = Some(shared);
-            return Ok(Way::Shared(sender));
+            return Ok(share(&mut host.kept(), shared));
         }
         let mut builder = http1::Builder::new();
         builder.max_buf_size(ANSWER_HEADER_BYTES_MAX as usize).writev(!copies);
         let (sender, connection) = builder.handshake(stream).await?;
-        Ok(Way::Own(Box::new(Link { sender, connection: Some(connection), copies })))
+        Ok((Way::Own(Box::new(Link { sender, connection: Some(connection), copies })), true))
     }
 
     fn keep(&self, host: &Host, link: Box<Link>) {
@@ -413,14 +473,31 @@ impl Drop for Sweeper {
     }
 }
 
-async fn speak_http2(stream: Stream) -> Result<http2::SendRequest<Payload>, Failure> {
+/// A place on a connection that has just been made, and true; or on another one that has come to have one meanwhile, so that no more are kept than it takes.
+fn share(kept: &mut Kept, mut made: Shared) -> (Way, bool) {
+    kept.shared.retain(|shared| !shared.sender.is_closed());
+    let now = Instant::now();
+    if let Some(way) = kept.take_place(now) {
+        return (way, false);
+    }
+    let way = made.take(now);
+    kept.shared.push(made);
+    (way, true)
+}
+
+/// Comes back when the target has said how many requests it takes, or will not say so.
+async fn speak_http2(stream: Stream) -> Result<Shared, Failure> {
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder.timer(TokioTimer::new());
     builder.max_header_list_size(ANSWER_HEADER_BYTES_MAX).keep_alive_interval(PING_EVERY);
+    let (stream, limit) = Overheard::new(stream);
     let (sender, connection) = builder.handshake(stream).await?;
     // What goes wrong is told to the requests that it happens to.
     tokio::spawn(async move { drop(connection.await) });
-    Ok(sender)
+    // One that takes none for the moment is asked all the same: its requests wait, as it wants them to.
+    let most = limit.await.map_or(1, |limit| limit.max(1));
+    let places = Arc::new(Places { most, taken: AtomicUsize::new(0) });
+    Ok(Shared { sender, places, used: Instant::now() })
 }
 
 /// The request, if nothing of it was written, and there may be a better connection.
@@ -436,6 +513,8 @@ pub(super) struct Exchange<'a> {
     response: Response<Incoming>,
     /// Of HTTP/1.1.
     link: Option<Box<Link>>,
+    /// Of HTTP/2: free for others when the answer has been read, or is not wanted any more.
+    _place: Option<Place>,
     is_long: bool,
     host: &'a Host,
     home: &'a Connections,

@@ -65,6 +65,19 @@ pub fn refusal(name: &str, value: &str) -> Option<&'static str> {
     is_reserved.then_some("is not for messages to set")
 }
 
+/// What is wrong with a token that is no value of a header.
+pub(super) const BAD_TOKEN: &str = "has characters that no header can have";
+
+/// What `authorization` carries for an `authToken`, if it can.
+pub(super) fn bearer(token: &str) -> Option<HeaderValue> {
+    HeaderValue::try_from(["Bearer ", token].concat()).ok()
+}
+
+/// What is wrong with an `authToken`, if anything is.
+pub(crate) fn refusal_of_token(token: &str) -> Option<&'static str> {
+    bearer(token).is_none().then_some(BAD_TOKEN)
+}
+
 /// What is in the names of headers whose values are secret.
 const SECRET: [&str; 12] = [
     "access-key",

@@ -190,6 +190,11 @@ impl HttpMediator {
         self.inner.target(target).map(|_| ())
     }
 
+    /// Whether the breakers call a target by this name.
+    pub fn is_called(&self, target: &str, name: &str) -> bool {
+        self.inner.target(target).is_ok_and(|target| target.name == name)
+    }
+
     /// Makes one attempt.
     pub async fn mediate(&self, call: Call<'_>) -> Verdict {
         let started = Instant::now();
@@ -363,8 +368,7 @@ impl Slate {
 }
 
 fn bearer(token: &str) -> Result<HeaderValue, String> {
-    let value = HeaderValue::try_from(["Bearer ", token].concat());
-    let mut value = value.map_err(|_| "`authToken` has characters that no header can have".to_owned())?;
+    let mut value = headers::bearer(token).ok_or_else(|| format!("`authToken` {}", headers::BAD_TOKEN))?;
     // Keeps it out of debug texts, and out of the compression tables of HTTP/2.
     value.set_sensitive(true);
     Ok(value)

@@ -4,7 +4,7 @@
 //! lane and, at the end, into a settlement at the source. What counts as what is one table: see `verdict.rs`.
 //!
 //! [`Mediators`] is the one that a router uses: it looks at the message's `mediationType` and lets [`HttpMediator`], [`Simulated`] or [`Sinks`] do the work. A
-//! call by HTTP goes through the files in this order: [`target`], [`breaker`], [`headers`], [`signature`], [`http`] (over `connections.rs`, which has them from `connect.rs`), [`verdict`]; what came
+//! call by HTTP goes through the files in this order: [`target`], [`breaker`], [`headers`], [`signature`], [`http`] (over `connections.rs`, which has them from `connect.rs` and learns from `preface.rs` what HTTP/2 allows), [`verdict`]; what came
 //! of it is counted in [`metrics`].
 
 pub mod breaker;
@@ -13,6 +13,7 @@ mod connections;
 pub mod headers;
 pub mod http;
 pub mod metrics;
+mod preface;
 pub mod signature;
 pub mod simulated;
 pub mod sink;
@@ -85,6 +86,11 @@ pub enum Verdict {
 pub trait Mediator: Send + Sync + 'static {
     /// Makes one attempt. Always comes back within the mediator's own timeout.
     fn mediate<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Verdict>;
+
+    /// Whether the target of a message may be called, as far as that can be told without calling it; for who can still refuse the message.
+    fn check(&self, _message: &Message) -> Result<(), BadTarget> {
+        Ok(())
+    }
 }
 
 /// The mediators of a process, chosen by `mediationType`. Clones share everything but the secrets.
@@ -144,10 +150,15 @@ impl Mediators {
     pub fn check(&self, message: &Message) -> Result<(), BadTarget> {
         match message.mediation_type {
             MediationType::Http => self.http.check(&message.mediation_target),
-            MediationType::Simulated => Ok(()),
+            MediationType::Simulated => self.simulated.check(&message.mediation_target),
             MediationType::Sink if self.sinks.has(&message.mediation_target) => Ok(()),
             MediationType::Sink => Err(BadTarget::NoSink(message.mediation_target.clone())),
         }
+    }
+
+    /// Whether the breakers call a target by this name; no sink's and no simulated one's.
+    pub fn is_called(&self, target: &str, name: &str) -> bool {
+        self.http.is_called(target, name)
     }
 
     /// What was counted for one kind of mediation.
@@ -176,6 +187,10 @@ impl Mediators {
 }
 
 impl Mediator for Mediators {
+    fn check(&self, message: &Message) -> Result<(), BadTarget> {
+        Mediators::check(self, message)
+    }
+
     fn mediate<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Verdict> {
         if self.turn.as_ref().is_some_and(|turn| !turn.is_on()) {
             let reason = "another router works: the lease of this one has ended".to_owned();

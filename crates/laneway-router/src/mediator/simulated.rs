@@ -14,7 +14,7 @@
 
 use std::time::Duration;
 
-use super::{Call, Verdict};
+use super::{BadTarget, Call, Verdict};
 
 /// Nothing is simulated for longer.
 const LONGEST: Duration = Duration::from_secs(3_600);
@@ -50,6 +50,11 @@ impl Simulated {
             true => Verdict::Again { delay: None, reason: "simulated failure".to_owned() },
             false => Verdict::Done,
         }
+    }
+
+    /// Whether a target's text is understood.
+    pub fn check(&self, target: &str) -> Result<(), BadTarget> {
+        Plan::parse(target).map(drop).map_err(BadTarget::Simulated)
     }
 
     fn decide(&self, plan: Plan, sequence: u64, attempt: u32) -> (Duration, bool) {

@@ -41,6 +41,9 @@ pub enum BadTarget {
     /// Not on the list.
     #[error("`{0}` is not on the list of allowed targets")]
     NotAllowed(String),
+    /// Not what `SIMULATED` takes.
+    #[error("{0}")]
+    Simulated(String),
     /// Not the name of a sink.
     #[error("there is no sink {0:?}; laneway.sinks has those that there are")]
     NoSink(String),

@@ -26,6 +26,7 @@ impl Core {
         let settings = self.settings.load_full();
         let key = delivery.key().clone();
         let started = Instant::now();
+        delivery.waits = false;
         if delivery.held.as_ref().is_some_and(|held| held.is_lost(started)) {
             delivery.note("its lease was lost");
             return self.send_back(key, Duration::ZERO);
@@ -101,6 +102,7 @@ impl Core {
             Verdict::Wait { delay, called, reason } => {
                 self.counters.held_back.fetch_add(1, Relaxed);
                 delivery.note(reason);
+                delivery.waits = true;
                 if called {
                     return Outcome::Wait(delay);
                 }

@@ -28,6 +28,9 @@ const FAILURES_KEPT: usize = 5;
 /// So many groups of a pool are remembered as parked. Those beyond stop as well, but count as others do, and a restart forgets them.
 const PARKED_MAX: usize = 100_000;
 
+/// No next start is further away: a clock cannot tell every time, and nobody waits for it.
+const FAR: Duration = Duration::from_secs(365 * 24 * 3_600);
+
 /// A group that is parked.
 #[derive(Clone, Debug)]
 pub(super) struct Stop {
@@ -308,7 +311,10 @@ impl Groups {
 
     /// How long the next attempt of a group has to wait for its rate; if not at all, it takes its place.
     pub(super) fn pace(&self, key: &GroupKey, settings: &PoolSettings) -> Option<Duration> {
-        let interval = Duration::from_secs_f64(1.0 / settings.group_rate_per_second?);
+        let per_second = settings.group_rate_per_second?;
+        // Whatever the settings let through: a panic here would be one before the attempt, which nobody catches.
+        let interval =
+            Duration::try_from_secs_f64(1.0 / per_second).map_or(FAR, |interval| interval.min(FAR));
         let now = Instant::now();
         let mut shard = self.shard(key);
         let group = shard.entry(key);
@@ -554,6 +560,19 @@ mod tests {
         assert_eq!(groups.key(&short), key(&short));
         [key(&long), key(&short), key("a")].iter().for_each(|key| groups.leave(key));
         assert!(groups.shards.iter().all(|shard| shard.lock().unwrap().long.is_empty()), "no trace is left");
+    }
+
+    /// Settings are checked before; this is for who makes a pool by hand.
+    #[tokio::test(start_paused = true)]
+    async fn a_rate_that_is_next_to_nothing_waits_as_long_as_there_is() {
+        let groups = Groups::new();
+        for rate in [1e-6, 1e-20, f64::MIN_POSITIVE] {
+            let settings = PoolSettings { group_rate_per_second: Some(rate), ..PoolSettings::default() };
+            assert!(groups.enter(&key(&rate.to_string()), &settings));
+            assert_eq!(groups.pace(&key(&rate.to_string()), &settings), None);
+            let wait = groups.pace(&key(&rate.to_string()), &settings).expect("the second has to wait");
+            assert!(wait > Duration::from_secs(999_999), "{rate}: {wait:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

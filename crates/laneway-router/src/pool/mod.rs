@@ -38,7 +38,8 @@ mod groups;
 mod settings;
 
 pub use groups::{GroupNotes, InFlight};
-pub use settings::{BadSetting, CAPACITY_MAX, CONCURRENCY_MAX, Exhausted, PoolSettings, Ungrouped};
+pub(crate) use settings::RIGHT_RATE;
+pub use settings::{BadSetting, CAPACITY_MAX, CONCURRENCY_MAX, Exhausted, PoolSettings, RATES, Ungrouped};
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -97,6 +98,8 @@ pub(crate) struct Job {
     pub(crate) sequence: u64,
     /// Gone once it is settled.
     pub(crate) held: Option<Held>,
+    /// It waits for its target, which has asked for patience or whose breaker is open, and for nothing of its own.
+    waits: bool,
     /// Its place in a trace, if it has one.
     trace: Option<Box<Traced>>,
     /// Dropped with the job, which makes room.
@@ -628,7 +631,7 @@ impl Pool {
         let priority = tier(message.priority);
         let place = Place { pool: Arc::clone(&self.core), key: key.clone(), foreign };
         let trace = self.core.record.spans().arrived(&message, &self.code, key.name());
-        let job = Job { message, sequence, held: Some(held), trace, place };
+        let job = Job { message, sequence, held: Some(held), waits: false, trace, place };
         Ok(laneway::Message::new(key, job).priority(priority))
     }
 
@@ -722,6 +725,22 @@ impl Pool {
             message: Arc::clone(&message.body.message),
             sequence: message.body.sequence,
         })
+    }
+
+    /// Lets those groups try at once whose next message waits for its target, if that is meant. One that is told to wait at this very moment may not have come to rest in its
+    /// lane yet, and is not found.
+    pub(crate) fn let_try(&self, is_meant: impl Fn(&str) -> bool) {
+        let waiting = self.handle.find(usize::MAX, |message| {
+            let job = &message.body;
+            job.waits.then(|| (message.key.clone(), Arc::clone(&job.message)))
+        });
+        for (key, _) in waiting.into_iter().filter(|(_, message)| is_meant(&message.mediation_target)) {
+            // Not one that is parked besides: that is for who parked it.
+            let reason = self.handle.explain(&key).map(|explanation| explanation.reason);
+            if let Some(laneway::Reason::Retry { .. }) = reason {
+                self.handle.resume(&key);
+            }
+        }
     }
 
     /// Waiting messages with this id, and their groups.

@@ -1,5 +1,6 @@
 //! How a pool runs: everything about it that a user may choose, and what is wrong with a choice.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use crate::message::Secret;
@@ -9,6 +10,12 @@ pub const CONCURRENCY_MAX: usize = 65_536;
 
 /// More messages in one pool are a queue, and queues belong to sources.
 pub const CAPACITY_MAX: usize = 1_000_000;
+
+/// Starts per second. A lower rate is more than eleven days between two starts: a mistake, and at some point no time that a clock can tell.
+pub const RATES: RangeInclusive<f64> = 1e-6..=1e6;
+
+/// What would be a right rate, in words.
+pub(crate) const RIGHT_RATE: &str = "from 0.000001 (one in eleven days) to 1000000";
 
 /// How a pool runs.
 #[derive(Clone, Debug, PartialEq)]
@@ -110,7 +117,7 @@ impl PoolSettings {
             }
         };
         let count = |value: usize, most: usize| (1..=most).contains(&value);
-        let rate = |rate: Option<f64>| rate.is_none_or(|rate| rate.is_finite() && rate > 0.0 && rate <= 1e6);
+        let rate = |rate: Option<f64>| rate.is_none_or(|rate| RATES.contains(&rate));
         check(
             count(self.concurrency, CONCURRENCY_MAX),
             "concurrency",
@@ -133,13 +140,13 @@ impl PoolSettings {
             rate(self.rate_per_second),
             "rate-per-second",
             format!("{:?}", self.rate_per_second),
-            "above zero, at most a million",
+            RIGHT_RATE,
         );
         check(
             rate(self.group_rate_per_second),
             "group-rate-per-second",
             format!("{:?}", self.group_rate_per_second),
-            "above zero, at most a million",
+            RIGHT_RATE,
         );
         check(self.attempts > 0, "attempts", "0".to_owned(), "at least 1");
         check(
@@ -172,6 +179,19 @@ mod tests {
         let pauses: Vec<u64> = (1..6).map(|attempts| settings.pause_after(attempts).as_secs()).collect();
         assert_eq!(pauses, [1, 2, 4, 5, 5]);
         assert_eq!(settings.pause_after(u32::MAX).as_secs(), 5);
+    }
+
+    #[test]
+    fn a_rate_has_a_least_and_a_most() {
+        for (rate, is_right) in
+            [(0.0, false), (1e-20, false), (9e-7, false), (1e-6, true), (1e6, true), (1.1e6, false)]
+        {
+            let of_pool = PoolSettings { rate_per_second: Some(rate), ..PoolSettings::default() };
+            let of_group = PoolSettings { group_rate_per_second: Some(rate), ..PoolSettings::default() };
+            for settings in [of_pool, of_group] {
+                assert_eq!(settings.problems().is_empty(), is_right, "{rate}: {:?}", settings.problems());
+            }
+        }
     }
 
     #[test]

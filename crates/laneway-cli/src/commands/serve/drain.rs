@@ -33,16 +33,36 @@ pub(super) async fn drain(service: Service, limit: Duration) -> Result<(), Failu
             "stopped, but the queue does not know what became of some messages; they will be delivered again";
         return Err(Failure::Other(anyhow::anyhow!(words)));
     }
+    let (given_back, still_running) =
+        (farewell.router.given_back as u64, farewell.router.still_running as u64);
+    if farewell.ingress_lost == 0 || given_back + still_running > 0 {
+        eprintln!("{}", last_words(given_back, still_running));
+    }
     if farewell.ingress_lost > 0 {
         // They were in this process alone; their clients were told that they would not be completed.
         let lost = count(farewell.ingress_lost as u64, "task");
         return Err(Failure::Other(anyhow::anyhow!("stopped; {lost} of the network ingress were not done")));
     }
-    match farewell.router.given_back as u64 {
-        0 => eprintln!("drained: nothing was left"),
-        left => eprintln!("stopped: {} went back to the queue, in order", count(left, "message")),
-    }
     Ok(())
+}
+
+/// What became of the messages that were not delivered: those that had not been sent, and those whose targets had not answered.
+fn last_words(given_back: u64, still_running: u64) -> String {
+    let mut left = Vec::new();
+    if given_back > 0 {
+        left.push(format!("{} went back to the queue, in order", count(given_back, "message")));
+    }
+    if still_running > 0 {
+        let were = match still_running {
+            1 => "was with its target, and comes again",
+            _ => "were with their targets, and come again",
+        };
+        left.push(format!("{} {were}", count(still_running, "message")));
+    }
+    match left.is_empty() {
+        true => "drained: nothing was left".to_owned(),
+        false => format!("stopped: {}", left.join("; ")),
+    }
 }
 
 /// One line that changes on a terminal, a line per second elsewhere.
@@ -72,5 +92,21 @@ impl Countdown {
         if self.last.is_some() && io::stderr().is_terminal() {
             eprintln!();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::last_words;
+
+    #[test]
+    fn nothing_that_was_left_is_left_out() {
+        assert_eq!(last_words(0, 0), "drained: nothing was left");
+        assert_eq!(last_words(2, 0), "stopped: 2 messages went back to the queue, in order");
+        assert_eq!(
+            last_words(1, 3),
+            "stopped: 1 message went back to the queue, in order; 3 messages were with their targets, and come again"
+        );
+        assert_eq!(last_words(0, 1), "stopped: 1 message was with its target, and comes again");
     }
 }

@@ -740,7 +740,7 @@ impl EmbeddedQueue {
         let views: Vec<GroupView> = names.iter().filter_map(|name| self.group(name)).collect();
         let heads = self.inner.load(views.iter().map(|view| view.head).collect()).await?;
         let pool = |loaded: Loaded| match loaded {
-            Loaded::Body(body) => Message::parse(&body.text).ok().map(|message| message.pool_code),
+            Loaded::Body(body) => Message::of_delivery(&body.text).ok().map(|message| message.pool_code),
             _ => None,
         };
         Ok(views.into_iter().zip(heads.into_iter().map(pool)).collect())
