@@ -147,6 +147,38 @@ async fn what_is_held_of_a_partition_that_has_gone_is_stale() {
     two.close().await;
 }
 
+/// Librdkafka remembers that a partition is paused for as long as the client lives, whoever has the partition meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_partition_that_was_paused_when_it_went_is_read_when_it_comes_back() {
+    let cluster = MockCluster::new(1).expect("a cluster");
+    let topic = Topic::new(&cluster, &cluster.bootstrap_servers(), 2);
+    publish(&topic, &["a", "b", "c", "d", "e", "f"], 0..50).await;
+    let settings = KafkaSettings { window: 20, drain: Duration::ZERO, ..topic.settings() };
+    let one = settings.join("one").await.expect("a member");
+    let mut held = gather(&one, 40).await;
+    loop {
+        let more = claim(&one, 300, Duration::from_secs(2)).await;
+        if more.is_empty() {
+            break;
+        }
+        held.extend(more);
+    }
+    assert!(held.len() < 300, "both partitions are at their windows");
+    let two = settings.join("two").await.expect("a member");
+    balanced(&[(&one, 1), (&two, 1)]).await;
+    two.close().await;
+    balanced(&[(&one, 2)]).await;
+    let settled = done(&one, &held).await;
+    let mut rest = 300 - settled.iter().filter(|it| **it == Settled::Settled).count();
+    assert!(rest > 300 - held.len(), "what was held of the partition that went is stale");
+    while rest > 0 {
+        let more = gather(&one, 1).await;
+        rest -= more.len();
+        done(&one, &more).await;
+    }
+    one.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broker_goes_away_and_comes_back_and_poison_is_put_aside() {
     let cluster = MockCluster::new(1).expect("a cluster");

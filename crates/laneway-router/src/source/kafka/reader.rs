@@ -661,6 +661,7 @@ impl Shared {
             }
         }
         let is_confirmed = !is_lost && self.commit(client, Some(numbers)).is_ok();
+        self.unpause(client, numbers);
         let mut state = self.lock();
         for number in numbers {
             let Some(partition) = state.partitions.remove(number) else { continue };
@@ -676,6 +677,18 @@ impl Shared {
         }
         drop(state);
         self.tell_all();
+    }
+
+    /// Librdkafka remembers that a partition is paused while others have it. When it comes back we know nothing of that, and would never resume it.
+    fn unpause(&self, client: &Client, numbers: &[i32]) {
+        let paused: Vec<i32> = {
+            let state = self.lock();
+            let is_paused = |number: &i32| state.partitions.get(number).is_some_and(|it| it.paused);
+            numbers.iter().copied().filter(is_paused).collect()
+        };
+        if !paused.is_empty() {
+            let _ = client.resume(&listed(&self.topic, &paused));
+        }
     }
 
     /// Whoever begins with the latest commits the end of a partition of which nothing is committed. Otherwise what comes while nobody reads it would be
