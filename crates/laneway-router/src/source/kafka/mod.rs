@@ -177,7 +177,9 @@ impl KafkaSettings {
             .set("enable.auto.offset.store", "false")
             // Only partitions that go stop, not all of them.
             .set("partition.assignment.strategy", "cooperative-sticky")
-            .set("auto.offset.reset", if self.begin == Begin::Earliest { "earliest" } else { "latest" })
+            // It counts as well where the broker no longer has what was committed: whoever went to the end then would lose what is left. Where nothing was
+            // committed, `begin = latest` commits the end itself.
+            .set("auto.offset.reset", "earliest")
             // Librdkafka reads ahead by itself; what it has beyond our own bounds is small.
             .set("queued.max.messages.kbytes", "16384");
         self.properties.iter().for_each(|(name, value)| {
