@@ -408,6 +408,32 @@ async fn what_is_left_behind_a_commit_that_the_broker_has_outlived_is_read_and_t
     second.close().await;
 }
 
+/// The partitions of Java's clients: murmur2 of the key, modulo their number.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_group_goes_to_the_partition_to_which_a_producer_in_java_sends_its_key() {
+    let cluster = MockCluster::new(1).expect("a cluster");
+    let topic = Topic::new(&cluster, &cluster.bootstrap_servers(), 12);
+    let expected = [("21", -973_932_308), ("foobar", -790_332_482), ("abc", 479_470_107)];
+    let partition = |hash: i32| (hash & 0x7fff_ffff) as u64 % 12;
+    let sent_to = async |settings: &KafkaSettings| -> Vec<u64> {
+        let sink = settings.open_sink("out".into()).await.expect("a sink");
+        let mut partitions = Vec::new();
+        for (group, _) in expected {
+            let published = sink.publish(vec![outgoing(group, 0, text(group, 0))]).await.expect("published");
+            let [Published::Accepted { sequence: Some(sequence), .. }] = published[..] else {
+                panic!("{published:?}")
+            };
+            partitions.push(sequence >> 48);
+        }
+        partitions
+    };
+    let by_java: Vec<u64> = expected.iter().map(|(_, hash)| partition(*hash)).collect();
+    assert_eq!(sent_to(&topic.settings()).await, by_java);
+    let mut other = topic.settings();
+    other.properties.insert("partitioner".to_owned(), "consistent_random".to_owned());
+    assert_ne!(sent_to(&other).await, by_java, "the properties say otherwise");
+}
+
 /// A killed router is noticed when its session is over, two seconds here; the mock cluster then waits for the others for another one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_routers_that_are_killed_and_a_broker_that_goes_away_lose_nothing_and_keep_the_order() {

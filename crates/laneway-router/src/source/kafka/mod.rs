@@ -194,6 +194,8 @@ impl KafkaSettings {
             .set("enable.idempotence", "true")
             .set("linger.ms", "1")
             .set("message.timeout.ms", "15000")
+            // That of Java's clients. Librdkafka's own choice is another one, and a key that both publish would be in two partitions.
+            .set("partitioner", "murmur2_random")
             .set("message.max.bytes", "1000000");
         let of_consumers = |name: &str| name.starts_with("fetch.") || CONSUMER_PROPERTIES.contains(&name);
         let others = self.properties.iter().filter(|(name, _)| !of_consumers(name));
