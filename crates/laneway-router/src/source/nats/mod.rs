@@ -71,6 +71,9 @@ const KIND: &str = "nats";
 /// How long a request to the server may take.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
+/// As long as an attempt may take, if nothing is said: what is under way ends before its partition goes.
+const DRAIN: Duration = Duration::from_secs(60);
+
 /// More partitions than anybody has instances for.
 const PARTITIONS_MAX: u64 = 256;
 
@@ -110,6 +113,8 @@ pub struct Settings {
     pub owner_lease: Duration,
     /// How long a partition is kept that nobody asks for.
     pub release_after: Duration,
+    /// How long a partition that goes to another instance waits for what is claimed of it.
+    pub drain: Duration,
     /// What messages without a group are to each other.
     pub ungrouped: Ungrouped,
 }
@@ -129,6 +134,7 @@ impl Default for Settings {
             window: 512,
             owner_lease: Duration::from_secs(10),
             release_after: Duration::from_secs(1),
+            drain: DRAIN,
             ungrouped: Ungrouped::Serial,
         }
     }
@@ -223,6 +229,8 @@ fn read_source(s: &mut Section<'_>, settings: &mut Settings) {
     let release =
         s.optional("release-after", |s| s.duration("release-after", Duration::from_millis(50)..=hour));
     settings.release_after = release.unwrap_or(settings.release_after);
+    let drain = s.optional("drain", |s| s.duration("drain", Duration::ZERO..=hour));
+    settings.drain = drain.unwrap_or(settings.drain);
     let choices = [("serial", Ungrouped::Serial), ("unordered", Ungrouped::Unordered)];
     if let Some(ungrouped) = s.optional("ungrouped", |s| s.one_of("ungrouped", &choices)) {
         settings.ungrouped = ungrouped;
@@ -703,6 +711,15 @@ impl Settings {
             found.push(Finding::warning(
                 "one server has the only copy; an acknowledgement is on its disk two minutes later, unless sync_interval says otherwise",
                 "jetstream { sync_interval: always } in the server's configuration, or replicas = 3 in a cluster",
+            ));
+        }
+        if examination.role == Role::Source && self.drain < examination.attempt {
+            found.push(Finding::warning(
+                format!(
+                    "drain ({:?}) is shorter than an attempt may take ({:?}): when a partition goes to another instance, a group may run in two places for the difference",
+                    self.drain, examination.attempt
+                ),
+                "a longer drain, or let the target refuse late calls by the fence",
             ));
         }
         if examination.role == Role::Source && self.owner_lease < Duration::from_secs(3) {
