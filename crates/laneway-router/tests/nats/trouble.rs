@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use laneway_router::source::broker::{Broker, Examination, Level, Role};
+use laneway_router::source::broker::{Broker, Examination, Level, Role, from_url};
 use laneway_router::source::nats::{Credentials, NatsSource, Settings};
 use laneway_router::source::sink::{Outgoing, Published, Sink, SinkError};
 use laneway_router::source::{Disposal, Settled, Source, SourceError, Wants};
@@ -84,6 +84,32 @@ async fn wrong_credentials_and_what_is_missing_are_said_clearly() {
     assert!(matches!(failure(&right).await, SourceError::Unavailable(_)));
     let sink = right.open_sink("orders".into()).await;
     assert!(matches!(sink.err(), Some(SinkError::Unavailable(_))));
+}
+
+#[tokio::test]
+async fn a_url_publishes_to_what_is_there_and_makes_nothing() {
+    let server = nats::start().expect("a server");
+    let settings = Settings { partitions: 2, ..settings(&server) };
+    let by_url = from_url(&format!("{}/orders", nats::url(&server))).expect("a URL");
+    let Err(SinkError::Broken(words)) = by_url.open_sink("s".into()).await.map(drop) else {
+        panic!("a name that was mistyped is no new queue")
+    };
+    assert!(words.contains("there is no stream orders-0") && words.contains("create = true"), "{words}");
+    let source = open(&settings).await;
+    let sink = by_url.open_sink("s".into()).await.expect("a sink");
+    let published = sink.publish(vec![outgoing("a", 1), outgoing("b", 2)]).await.expect("published");
+    let sequences: Vec<_> = published
+        .iter()
+        .map(|it| match it {
+            Published::Accepted { sequence, .. } => *sequence,
+            Published::Refused { .. } => None,
+        })
+        .collect();
+    assert_eq!(sequences, [Some(2), Some(3)], "the first of each of two partitions");
+    let mut came = 0;
+    while came < 2 {
+        came += eventually(&source).await.len();
+    }
 }
 
 #[tokio::test]

@@ -253,7 +253,8 @@ fn check_names(settings: &Settings) -> Vec<(&'static str, &'static str)> {
     problems
 }
 
-/// `nats://[user:password@]host:port/STREAM`, with `?subject=` if it is not that of the stream.
+/// `nats://[user:password@]host:port/STREAM`, with `?subject=` if it is not that of the stream. A URL is often typed, and says nothing of how many partitions there should be: nothing
+/// is made for it.
 pub(super) fn from_url(url: &str) -> Result<Arc<dyn Broker>, String> {
     const RIGHT: &str =
         "nats://host:4222/STREAM would be right, with ?subject=… where it is not the name of the stream";
@@ -264,6 +265,7 @@ pub(super) fn from_url(url: &str) -> Result<Arc<dyn Broker>, String> {
         url: format!("{scheme}://{authority}"),
         stream: stream.to_owned(),
         subject: stream.to_owned(),
+        create: false,
         ..Settings::default()
     };
     for (key, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
@@ -506,7 +508,7 @@ impl Settings {
             return Ok(stream);
         }
         if !self.create {
-            let mend = "make it, or set create = true";
+            let mend = "a source or a sink with create = true makes it";
             return Err(Failure::Wrong(format!("there is no stream {name}: {mend}")));
         }
         context.create_stream(config()).await.map_err(|error| {

@@ -50,11 +50,12 @@ pub(in crate::source) fn read(s: &mut Section<'_>, role: Role) -> Arc<dyn Broker
     Arc::new(settings)
 }
 
-/// Reads a URL: `postgres://user@host/database?queue=orders`, with any parameter that libpq knows.
+/// Reads a URL: `postgres://user@host/database?queue=orders`, with any parameter that libpq knows. A URL is often typed, and says nothing of what a queue should be like: nothing is
+/// made for it.
 pub(in crate::source) fn from_url(url: &str) -> Result<Arc<dyn Broker>, String> {
     let (rest, queue) = split(url);
     let queue = queue.ok_or("the URL must name the queue: postgres://user@host/database?queue=orders")?;
-    let settings = Settings { connections: 2, ..Settings::new(rest, &queue) };
+    let settings = Settings { connections: 2, create: false, ..Settings::new(rest, &queue) };
     PostgresQueue::check(&settings).map_err(|error| error.to_string())?;
     Ok(Arc::new(settings))
 }

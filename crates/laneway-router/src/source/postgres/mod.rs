@@ -452,10 +452,15 @@ impl Inner {
 
     /// Installs what is missing, if that is allowed. Others may be at it, too: they take turns, and look again when theirs has come.
     async fn install(&self, found: Inventory) -> Result<(), SourceError> {
-        let missing = found.missing(self.turns).unwrap_or_default();
         if !self.settings.create {
+            let missing = match found.missing(self.turns) {
+                Some(missing) if found.pgmq && !found.queue => {
+                    format!("there is no queue {} ({missing})", self.settings.queue)
+                }
+                missing => missing.unwrap_or_default().to_owned(),
+            };
             return Err(SourceError::Broken(format!(
-                "{}: {missing}; allow the set-up with `create = true`, or let somebody run it who may",
+                "{}: {missing}; a source or a sink with `create = true` sets it up, for a user who may",
                 self.place
             )));
         }
