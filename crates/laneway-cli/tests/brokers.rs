@@ -2,6 +2,8 @@
 
 use std::process::{Command, Output};
 
+use laneway_router::source::broker::Broker;
+use laneway_router::source::nats::Settings;
 use laneway_servers::nats;
 
 fn laneway(arguments: &[&str]) -> Output {
@@ -13,6 +15,14 @@ fn laneway(arguments: &[&str]) -> Output {
 fn texts(output: &Output) -> (String, String) {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (text(&output.stdout), text(&output.stderr))
+}
+
+/// The queue `orders`, as a service makes it whose configuration has it.
+fn make_queue(url: &str) {
+    let (url, orders) = (url.to_owned(), "orders".to_owned());
+    let settings = Settings { url, stream: orders.clone(), subject: orders, ..Settings::default() };
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    runtime.block_on(settings.open_sink("orders".into())).expect("made");
 }
 
 #[test]
@@ -28,6 +38,10 @@ fn messages_are_sent_to_a_broker_and_the_doctor_finds_it_well_and_then_gone() {
     let file = file.display().to_string();
 
     let to = format!("{url}/orders");
+    let sent = laneway(&["send", "--to", &to]);
+    let (_, err) = texts(&sent);
+    assert!(sent.status.code() == Some(4) && err.contains("there is no stream orders-0"), "{err}");
+    make_queue(&url);
     let sent = laneway(&["send", "--to", &to, "--group", "order-7", "--count", "5", "--id", "m", "--json"]);
     let (out, err) = texts(&sent);
     assert!(sent.status.success(), "{out}{err}");

@@ -6,16 +6,18 @@ mod cluster;
 mod instances;
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::io::Write;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use broker::{PATIENCE, Witness, of_the_guide, router, text};
 use cluster::Topic;
 use laneway_router::source::broker::{Broker, Examination, Level, Role};
-use laneway_router::source::kafka::{KafkaSettings, KafkaSource};
+use laneway_router::source::kafka::{Begin, KafkaSettings, KafkaSource};
 use laneway_router::source::sink::{Outgoing, Published, SinkError};
 use laneway_router::source::{Delivery, Disposal, Settled, Source, SourceError, Wants};
 use rdkafka::mocking::MockCluster;
+use tokio::sync::Notify;
 
 const LEASE: Duration = Duration::from_secs(60);
 
@@ -44,6 +46,61 @@ async fn publish(topic: &Topic, groups: &[&str], numbers: std::ops::Range<usize>
         for group in groups {
             topic.publish(Some(group), text(group, number).as_bytes()).await;
         }
+    }
+}
+
+fn outgoing(group: &str, number: usize, text: String) -> Outgoing {
+    Outgoing {
+        id: format!("{group}#{number}"),
+        group: Some(group.into()),
+        deduplication_id: None,
+        text: text.into_bytes().into(),
+        headers: [("x-trace".to_owned(), "1".to_owned())].into(),
+    }
+}
+
+/// What is written to the log.
+#[derive(Clone, Default)]
+struct Said {
+    lines: Arc<Mutex<Vec<u8>>>,
+    changed: Arc<Notify>,
+}
+
+impl Said {
+    /// From all threads of this process, from now on.
+    fn hear() -> Self {
+        let said = Said::default();
+        let writer = said.clone();
+        let logging = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+        tracing::subscriber::set_global_default(logging).expect("nobody else in this file listens");
+        said
+    }
+
+    async fn wait_for(&self, part: &str) {
+        let heard = async {
+            loop {
+                let changed = self.changed.notified();
+                let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                if String::from_utf8_lossy(&lines).contains(part) {
+                    return;
+                }
+                changed.await;
+            }
+        };
+        let heard = tokio::time::timeout(PATIENCE, heard).await;
+        assert!(heard.is_ok(), "{}", String::from_utf8_lossy(&self.lines.lock().unwrap()));
+    }
+}
+
+impl Write for Said {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
+        self.changed.notify_one();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }
 
@@ -147,6 +204,38 @@ async fn what_is_held_of_a_partition_that_has_gone_is_stale() {
     two.close().await;
 }
 
+/// Librdkafka remembers that a partition is paused for as long as the client lives, whoever has the partition meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_partition_that_was_paused_when_it_went_is_read_when_it_comes_back() {
+    let cluster = MockCluster::new(1).expect("a cluster");
+    let topic = Topic::new(&cluster, &cluster.bootstrap_servers(), 2);
+    publish(&topic, &["a", "b", "c", "d", "e", "f"], 0..50).await;
+    let settings = KafkaSettings { window: 20, drain: Duration::ZERO, ..topic.settings() };
+    let one = settings.join("one").await.expect("a member");
+    let mut held = gather(&one, 40).await;
+    loop {
+        let more = claim(&one, 300, Duration::from_secs(2)).await;
+        if more.is_empty() {
+            break;
+        }
+        held.extend(more);
+    }
+    assert!(held.len() < 300, "both partitions are at their windows");
+    let two = settings.join("two").await.expect("a member");
+    balanced(&[(&one, 1), (&two, 1)]).await;
+    two.close().await;
+    balanced(&[(&one, 2)]).await;
+    let settled = done(&one, &held).await;
+    let mut rest = 300 - settled.iter().filter(|it| **it == Settled::Settled).count();
+    assert!(rest > 300 - held.len(), "what was held of the partition that went is stale");
+    while rest > 0 {
+        let more = gather(&one, 1).await;
+        rest -= more.len();
+        done(&one, &more).await;
+    }
+    one.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broker_goes_away_and_comes_back_and_poison_is_put_aside() {
     let cluster = MockCluster::new(1).expect("a cluster");
@@ -220,13 +309,6 @@ async fn publishing_is_in_order_and_what_is_too_long_is_refused() {
     let cluster = MockCluster::new(1).expect("a cluster");
     let topic = Topic::new(&cluster, &cluster.bootstrap_servers(), 3);
     let sink = topic.settings().open_sink("out".into()).await.expect("a sink");
-    let outgoing = |group: &str, number: usize, text: String| Outgoing {
-        id: format!("{group}#{number}"),
-        group: Some(group.into()),
-        deduplication_id: None,
-        text: text.into_bytes().into(),
-        headers: [("x-trace".to_owned(), "1".to_owned())].into(),
-    };
     let groups = ["a", "b", "c"];
     let of = |number: usize| groups.iter().map(move |group| outgoing(group, number, text(group, number)));
     let mut batch: Vec<Outgoing> = (0..20).flat_map(of).collect();
@@ -299,16 +381,57 @@ async fn the_configurations_of_the_guide_work() {
     let wants = Wants { most: 1, wait: Duration::from_millis(10), lease: LEASE };
     assert!(source.claim(wants).await.expect("a claim").is_empty());
     let sink = config.sinks["receipts"].open_sink("receipts".into()).await.expect("a sink");
-    let outgoing = Outgoing {
-        id: "a#0".to_owned(),
-        group: Some("a".into()),
-        deduplication_id: None,
-        text: text("a", 0).into_bytes().into(),
-        headers: Default::default(),
-    };
-    let published = sink.publish(vec![outgoing]).await.expect("published");
+    let published = sink.publish(vec![outgoing("a", 0, text("a", 0))]).await.expect("published");
     assert!(matches!(published[..], [Published::Accepted { .. }]));
     source.close().await;
+}
+
+/// The broker keeps five megabytes of a partition here. What it has thrown away cannot be read; what it has kept must be, also by those who would have begun with the latest.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_left_behind_a_commit_that_the_broker_has_outlived_is_read_and_the_rest_is_told() {
+    let said = Said::hear();
+    let cluster = MockCluster::new(1).expect("a cluster");
+    let topic = Topic::new(&cluster, &cluster.bootstrap_servers(), 1);
+    let settings = KafkaSettings { begin: Begin::Latest, ..topic.settings() };
+    let first = settings.join("first").await.expect("a member");
+    balanced(&[(&first, 1)]).await;
+    publish(&topic, &["a"], 0..3).await;
+    done(&first, &gather(&first, 3).await).await;
+    first.close().await;
+    for _ in 0..10 {
+        topic.publish(Some("a"), &[b'x'; 900_000]).await;
+    }
+    let second = settings.join("second").await.expect("a member");
+    let left = gather(&second, 5).await;
+    assert_eq!(left.iter().map(|it| it.id).collect::<Vec<_>>(), [8, 9, 10, 11, 12], "3 to 12 were published");
+    said.wait_for("no longer has 5 records").await;
+    second.close().await;
+}
+
+/// The partitions of Java's clients: murmur2 of the key, modulo their number.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_group_goes_to_the_partition_to_which_a_producer_in_java_sends_its_key() {
+    let cluster = MockCluster::new(1).expect("a cluster");
+    let topic = Topic::new(&cluster, &cluster.bootstrap_servers(), 12);
+    let expected = [("21", -973_932_308), ("foobar", -790_332_482), ("abc", 479_470_107)];
+    let partition = |hash: i32| (hash & 0x7fff_ffff) as u64 % 12;
+    let sent_to = async |settings: &KafkaSettings| -> Vec<u64> {
+        let sink = settings.open_sink("out".into()).await.expect("a sink");
+        let mut partitions = Vec::new();
+        for (group, _) in expected {
+            let published = sink.publish(vec![outgoing(group, 0, text(group, 0))]).await.expect("published");
+            let [Published::Accepted { sequence: Some(sequence), .. }] = published[..] else {
+                panic!("{published:?}")
+            };
+            partitions.push(sequence >> 48);
+        }
+        partitions
+    };
+    let by_java: Vec<u64> = expected.iter().map(|(_, hash)| partition(*hash)).collect();
+    assert_eq!(sent_to(&topic.settings()).await, by_java);
+    let mut other = topic.settings();
+    other.properties.insert("partitioner".to_owned(), "consistent_random".to_owned());
+    assert_ne!(sent_to(&other).await, by_java, "the properties say otherwise");
 }
 
 /// A killed router is noticed when its session is over, two seconds here; the mock cluster then waits for the others for another one.

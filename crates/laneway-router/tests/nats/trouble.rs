@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use laneway_router::source::broker::{Broker, Examination, Level, Role};
+use laneway_router::source::broker::{Broker, Examination, Level, Role, from_url};
 use laneway_router::source::nats::{Credentials, NatsSource, Settings};
 use laneway_router::source::sink::{Outgoing, Published, Sink, SinkError};
 use laneway_router::source::{Disposal, Settled, Source, SourceError, Wants};
@@ -84,6 +84,32 @@ async fn wrong_credentials_and_what_is_missing_are_said_clearly() {
     assert!(matches!(failure(&right).await, SourceError::Unavailable(_)));
     let sink = right.open_sink("orders".into()).await;
     assert!(matches!(sink.err(), Some(SinkError::Unavailable(_))));
+}
+
+#[tokio::test]
+async fn a_url_publishes_to_what_is_there_and_makes_nothing() {
+    let server = nats::start().expect("a server");
+    let settings = Settings { partitions: 2, ..settings(&server) };
+    let by_url = from_url(&format!("{}/orders", nats::url(&server))).expect("a URL");
+    let Err(SinkError::Broken(words)) = by_url.open_sink("s".into()).await.map(drop) else {
+        panic!("a name that was mistyped is no new queue")
+    };
+    assert!(words.contains("there is no stream orders-0") && words.contains("create = true"), "{words}");
+    let source = open(&settings).await;
+    let sink = by_url.open_sink("s".into()).await.expect("a sink");
+    let published = sink.publish(vec![outgoing("a", 1), outgoing("b", 2)]).await.expect("published");
+    let sequences: Vec<_> = published
+        .iter()
+        .map(|it| match it {
+            Published::Accepted { sequence, .. } => *sequence,
+            Published::Refused { .. } => None,
+        })
+        .collect();
+    assert_eq!(sequences, [Some(2), Some(3)], "the first of each of two partitions");
+    let mut came = 0;
+    while came < 2 {
+        came += eventually(&source).await.len();
+    }
 }
 
 #[tokio::test]
@@ -485,4 +511,61 @@ async fn instances_share_the_partitions_and_hand_them_over_in_order() {
     for (group, numbers) in done.iter() {
         assert_eq!(*numbers, (0..EACH).collect::<Vec<_>>(), "group {group}");
     }
+}
+
+/// One message of each partition stays in hand: it is parked, or its call is slow. It may keep its group, but not the others of its partition.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_that_is_not_settled_holds_up_a_hand_over_only_so_long() {
+    let server = nats::start().expect("a server");
+    let settings = Settings { partitions: 2, drain: Duration::from_secs(1), ..settings(&server) };
+    let sink = sink(&settings).await;
+    let one = open(&settings).await;
+    // Of these, `a` and `c` are in one partition, `b` and `d` in the other.
+    let parked = ["a", "b"];
+    sink.publish(parked.map(|group| outgoing(group, "parked")).into()).await.expect("published");
+    let mut held = Vec::new();
+    while held.len() < 2 {
+        held.extend(eventually(&one).await);
+    }
+    let losses = one.losses(Instant::now());
+    let two = open(&settings).await;
+    let (sender, mut came) = tokio::sync::mpsc::unbounded_channel();
+    let readers = [("one", &one), ("two", &two)].map(|(name, source)| {
+        let (source, sender) = (Arc::clone(source), sender.clone());
+        tokio::spawn(async move {
+            loop {
+                let claimed = eventually(&source).await;
+                claimed.iter().for_each(|it| drop(sender.send((name, it.group.clone()))));
+                let done = claimed.into_iter().map(|it| (it.receipt, Disposal::Done)).collect();
+                settle_eventually(&source, done).await;
+            }
+        })
+    });
+    let handed_over = async {
+        let mut by_two = Vec::new();
+        let mut number = 0;
+        while by_two.len() < 2 {
+            sink.publish(["c", "d"].map(|group| outgoing(group, number)).into()).await.expect("published");
+            number += 1;
+            while let Ok(Some((name, group))) = timeout(Duration::from_millis(100), came.recv()).await {
+                if name == "two" && !by_two.contains(&group) {
+                    by_two.push(group);
+                }
+            }
+        }
+        by_two
+    };
+    let by_two = timeout(PATIENCE, handed_over).await.expect("one partition has changed hands");
+    let gone = by_two.iter().flatten().filter(|group| parked.contains(&&***group)).count();
+    assert_eq!(gone, 1, "what was parked comes again where its partition is: {by_two:?}");
+    assert!(one.losses(Instant::now()) > losses, "what has not begun is not begun");
+    let receipts: Vec<_> = held.iter().map(|it| it.receipt.clone()).collect();
+    let good = one.are_good(&receipts, Instant::now());
+    assert_eq!(good.iter().filter(|good| **good).count(), 1, "the other partition has stayed");
+    let all = receipts.into_iter().map(|receipt| (receipt, Disposal::Done)).collect();
+    let settled = settle_eventually(&one, all).await;
+    for (good, settled) in good.into_iter().zip(settled) {
+        assert_eq!(settled == Settled::Settled, good, "who has lost it settles nothing");
+    }
+    readers.iter().for_each(|reader| reader.abort());
 }

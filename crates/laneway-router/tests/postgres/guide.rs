@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use laneway_router::config::{Config, Layering};
 use laneway_router::source::broker::{Configured, Examination, Level, Role};
-use laneway_router::source::sink::{ConfiguredSink, Outgoing, Published, Sink};
+use laneway_router::source::sink::{ConfiguredSink, Outgoing, Published, Sink, SinkError};
 use laneway_router::source::{Source, broker};
 
 fn root() -> PathBuf {
@@ -64,10 +64,21 @@ async fn the_configurations_of_the_guide_work() {
 }
 
 #[tokio::test]
-async fn a_url_is_enough_to_publish() {
+async fn a_url_is_enough_to_publish_to_what_is_there() {
     let server = super::start();
     let url = format!("postgres://laneway@{}/postgres?queue=orders", server.address());
-    let sink = broker::from_url(&url).expect("a sink").open_sink("there".into()).await.expect("it opens");
+    let opening = broker::from_url(&url).expect("a sink");
+    let Err(SinkError::Broken(words)) = opening.open_sink("there".into()).await.map(drop) else {
+        panic!("nothing is there")
+    };
+    assert!(words.contains("pgmq is not installed"), "{words}");
+    super::open(&server, "others").set_up().await.expect("set up");
+    let Err(SinkError::Broken(words)) = opening.open_sink("there".into()).await.map(drop) else {
+        panic!("a name that was mistyped is no new queue")
+    };
+    assert!(words.contains("there is no queue orders") && words.contains("create = true"), "{words}");
+    super::open(&server, "orders").set_up().await.expect("set up");
+    let sink = opening.open_sink("there".into()).await.expect("it opens");
     let answers = sink.publish(vec![outgoing("a")]).await.expect("published");
     assert!(
         matches!(answers[..], [Published::Accepted { sequence: Some(_), duplicate: false }]),

@@ -1,8 +1,12 @@
 //! Publishers: those of one group take turns, copies are recognised, and pgmq's own functions fit in.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use laneway_router::pool::Ungrouped;
+use laneway_router::source::broker::{Broker, Examination, Level, Role, from_url};
 use laneway_router::source::embedded::{Publication, PublishError, Refusal};
+use laneway_router::source::postgres::{PostgresQueue, Settings};
 use laneway_router::source::{Disposal, Source};
 use tokio::time::timeout;
 
@@ -137,4 +141,36 @@ async fn claims_go_round_all_groups() {
     queue.settle(vec![(held[0].receipt.clone(), back)]).await.expect("settled");
     let depth = queue.depth().await.expect("a depth");
     assert_eq!((depth.waiting, depth.leased), (1, 0));
+}
+
+/// Whether messages without a group are in order is for the source to say. The trigger on which that rests is taken away by nobody who only publishes.
+#[tokio::test]
+async fn a_sink_leaves_the_order_as_it_is() {
+    let server = super::start();
+    let url = laneway_servers::postgres::url(&server);
+    let serial = Settings { ungrouped: Ungrouped::Serial, ..Settings::new(url.clone(), "orders") };
+    PostgresQueue::open(serial).expect("a queue").set_up().await.expect("set up");
+    let client = client(&server).await;
+    let trigger = async || -> (String, String) {
+        let asked =
+            "SELECT oid::text, pg_get_triggerdef(oid) FROM pg_trigger WHERE tgname = 'laneway_take_turn'";
+        sqlx::query_as(asked).fetch_one(&client).await.expect("one trigger")
+    };
+    let before = trigger().await;
+    assert!(before.1.contains("'serial'"), "{before:?}");
+    let by_url = from_url(&format!("{url}?queue=orders")).expect("a URL");
+    let by_section: Arc<dyn Broker> = Arc::new(Settings::new(url, "orders"));
+    for broker in [by_url, by_section] {
+        let sink = broker.open_sink("s".into()).await.expect("a sink");
+        sink.close().await;
+        assert_eq!(trigger().await, before);
+        let examination = Examination {
+            name: "orders".into(),
+            role: Role::Sink,
+            lease: Duration::from_secs(30),
+            attempt: Duration::from_secs(60),
+        };
+        let found = broker.examine(&examination).await;
+        assert!(found.iter().all(|it| it.level == Level::Fine), "{found:?}");
+    }
 }

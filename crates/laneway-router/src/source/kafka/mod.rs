@@ -177,7 +177,9 @@ impl KafkaSettings {
             .set("enable.auto.offset.store", "false")
             // Only partitions that go stop, not all of them.
             .set("partition.assignment.strategy", "cooperative-sticky")
-            .set("auto.offset.reset", if self.begin == Begin::Earliest { "earliest" } else { "latest" })
+            // It counts as well where the broker no longer has what was committed: whoever went to the end then would lose what is left. Where nothing was
+            // committed, `begin = latest` commits the end itself.
+            .set("auto.offset.reset", "earliest")
             // Librdkafka reads ahead by itself; what it has beyond our own bounds is small.
             .set("queued.max.messages.kbytes", "16384");
         self.properties.iter().for_each(|(name, value)| {
@@ -192,6 +194,8 @@ impl KafkaSettings {
             .set("enable.idempotence", "true")
             .set("linger.ms", "1")
             .set("message.timeout.ms", "15000")
+            // That of Java's clients. Librdkafka's own choice is another one, and a key that both publish would be in two partitions.
+            .set("partitioner", "murmur2_random")
             .set("message.max.bytes", "1000000");
         let of_consumers = |name: &str| name.starts_with("fetch.") || CONSUMER_PROPERTIES.contains(&name);
         let others = self.properties.iter().filter(|(name, _)| !of_consumers(name));

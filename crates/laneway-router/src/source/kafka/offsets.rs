@@ -60,6 +60,21 @@ pub(super) enum Reading {
     Again,
 }
 
+/// Offsets between two records that were read one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Skipped {
+    pub(super) from: i64,
+    /// So many of them were not finished before.
+    pub(super) unfinished: i64,
+}
+
+impl Skipped {
+    /// How many there are of them before the first offset that the broker still has. Only those were there once, as far as anybody can know: the others hold no record.
+    pub(super) fn before(&self, first: i64) -> i64 {
+        self.unfinished.min((first - self.from).max(0))
+    }
+}
+
 /// What a commit says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Commit {
@@ -77,6 +92,14 @@ impl Offsets {
     pub(super) fn resume(commit: &Commit) -> Self {
         let finished = decode(commit.offset, &commit.text).unwrap_or_default();
         Offsets { prefix: Some(commit.offset), next: commit.offset, finished }
+    }
+
+    /// What a record at this offset would skip, of what was not finished.
+    pub(super) fn skips(&self, offset: i64) -> Option<Skipped> {
+        let (from, to) = (self.next()?, offset);
+        let overlap = |(start, end): (&i64, &i64)| ((*end).min(to) - (*start).max(from)).max(0);
+        let unfinished = to - from - self.finished.range(..to).map(overlap).sum::<i64>();
+        (unfinished > 0).then_some(Skipped { from, unfinished })
     }
 
     /// A record has been read. What was skipped on the way does not exist, and so is finished.
@@ -390,6 +413,21 @@ mod tests {
             log.iter().step_by(2).all(|offset| again.contains(offset)),
             "what was not finished comes again"
         );
+    }
+
+    #[test]
+    fn what_is_skipped_and_was_not_finished_is_counted() {
+        let mut offsets = Offsets::new();
+        assert_eq!(offsets.skips(7), None, "nothing is known of what was before the first");
+        (0..10).for_each(|offset| {
+            offsets.read(offset);
+        });
+        [0, 1, 4, 5, 8].into_iter().for_each(|offset| offsets.finish(offset));
+        let again = Offsets::resume(&offsets.commit().unwrap());
+        assert_eq!((again.skips(2), again.skips(1)), (None, None), "the prefix is next");
+        let skipped = again.skips(9).unwrap();
+        assert_eq!(skipped, Skipped { from: 2, unfinished: 4 }, "2, 3, 6 and 7");
+        assert_eq!([0, 3, 9, 20].map(|first| skipped.before(first)), [0, 1, 4, 4]);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::BuildHasher;
 use std::sync::Arc;
 
-use super::offsets::{Commit, Offsets, Reading};
+use super::offsets::{Commit, Offsets, Reading, Skipped};
 use crate::source::embedded::index::{Claimed, ConsumerId, Index, Intent, Millis};
 use crate::source::{Delivery, DeliveryId, Disposal, Receipt};
 
@@ -73,6 +73,8 @@ pub(super) struct Partition {
     pub(super) leaving: bool,
     /// What the broker has confirmed last.
     confirmed: Option<Commit>,
+    /// The most that was skipped at once since somebody looked whether the broker still has it.
+    pub(super) skipped: Option<Skipped>,
 }
 
 impl Partition {
@@ -88,6 +90,7 @@ impl Partition {
             paused: false,
             leaving: false,
             confirmed: commit.cloned(),
+            skipped: None,
         }
     }
 
@@ -113,6 +116,8 @@ impl Partition {
 
     /// A record has been read. Whether there is something new to claim.
     pub(super) fn arrive(&mut self, offset: i64, record: Record, hashing: &impl BuildHasher) -> bool {
+        let skipped = self.offsets.skips(offset);
+        self.skipped = self.skipped.into_iter().chain(skipped).max_by_key(|skipped| skipped.unfinished);
         match self.offsets.read(offset) {
             Reading::Finished => return false,
             Reading::New => {}

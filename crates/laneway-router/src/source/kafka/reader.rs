@@ -34,7 +34,7 @@ use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::offsets::Commit;
+use super::offsets::{Commit, Skipped};
 use super::partition::{Begun, Named, Partition, Record};
 use super::writer::Letters;
 use super::{Begin, KafkaSettings, trouble};
@@ -70,6 +70,9 @@ const LEAVING: Duration = Duration::from_secs(5);
 
 /// How long a close waits for the threads.
 const FAREWELL: Duration = Duration::from_secs(15);
+
+/// Between two looks at what the broker no longer has. A compacted topic has gaps everywhere, none of which is worth a question of its own.
+const LOOK_PAUSE: Duration = Duration::from_secs(10);
 
 /// How old the broker's own numbers may be when somebody asks for the depth.
 const DEPTH_AGE: Duration = Duration::from_secs(5);
@@ -596,6 +599,27 @@ impl Shared {
         (pause, resume)
     }
 
+    /// Says how many records that were not finished the broker has thrown away before they could be read.
+    fn look_for_losses(&self, client: &Client) {
+        let skipped: Vec<(i32, Skipped)> = {
+            let mut state = self.lock();
+            let partitions = state.partitions.iter_mut();
+            partitions.filter_map(|(number, partition)| Some((*number, partition.skipped.take()?))).collect()
+        };
+        for (number, skipped) in skipped {
+            let Ok((low, _)) = client.fetch_watermarks(&self.topic, number, ANSWER) else { continue };
+            let lost = skipped.before(low);
+            if lost > 0 {
+                tracing::warn!(
+                    topic = self.topic,
+                    partition = number,
+                    from = skipped.from,
+                    "Kafka no longer has {lost} records that were not finished: the topic's retention is too short for how long they wait"
+                );
+            }
+        }
+    }
+
     /// Commits what is finished in these partitions, or in all.
     fn commit(&self, client: &Client, only: Option<&[i32]>) -> Result<(), SourceError> {
         let _alone = self.committing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -661,6 +685,7 @@ impl Shared {
             }
         }
         let is_confirmed = !is_lost && self.commit(client, Some(numbers)).is_ok();
+        self.unpause(client, numbers);
         let mut state = self.lock();
         for number in numbers {
             let Some(partition) = state.partitions.remove(number) else { continue };
@@ -676,6 +701,18 @@ impl Shared {
         }
         drop(state);
         self.tell_all();
+    }
+
+    /// Librdkafka remembers that a partition is paused while others have it. When it comes back we know nothing of that, and would never resume it.
+    fn unpause(&self, client: &Client, numbers: &[i32]) {
+        let paused: Vec<i32> = {
+            let state = self.lock();
+            let is_paused = |number: &i32| state.partitions.get(number).is_some_and(|it| it.paused);
+            numbers.iter().copied().filter(is_paused).collect()
+        };
+        if !paused.is_empty() {
+            let _ = client.resume(&listed(&self.topic, &paused));
+        }
     }
 
     /// Whoever begins with the latest commits the end of a partition of which nothing is committed. Otherwise what comes while nobody reads it would be
@@ -841,6 +878,7 @@ fn spawn(
 }
 
 fn poll(shared: &Shared, client: &Client) {
+    let mut looked: Option<Instant> = None;
     while !shared.lock().closing {
         for at_once in 0..TOGETHER {
             match client.poll(if at_once == 0 { POLL } else { Duration::ZERO }) {
@@ -860,6 +898,12 @@ fn poll(shared: &Shared, client: &Client) {
         }
         if !resume.is_empty() {
             let _ = client.resume(&listed(&shared.topic, &resume));
+        }
+        if shared.lock().partitions.values().any(|partition| partition.skipped.is_some())
+            && looked.is_none_or(|at| at.elapsed() >= LOOK_PAUSE)
+        {
+            shared.look_for_losses(client);
+            looked = Some(Instant::now());
         }
     }
     // What is finished is committed and the partitions are let go before the others are told to take them.

@@ -12,8 +12,9 @@
 //! # Who reads how many
 //!
 //! An instance that asks for deliveries says so by a key of its own, under the same lease; each takes its share of the partitions, rounded up. One that has more lets
-//! some go: it hands out no more of them, waits until what was handed out is settled, and frees them. One that asks for nothing for a while frees all that it
-//! does not hold messages of.
+//! some go: it hands out no more of them, gives back what has not begun, waits until what is under way is settled, and frees them. What is left after `drain` is parked,
+//! or slower than that; the partition goes without it, since its other groups would wait just as long. One that asks for nothing for a while frees all that it does not hold
+//! messages of.
 
 use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -227,7 +228,7 @@ impl Keeper {
         self.announce(claiming, now).await;
         self.renew(now).await;
         let share = claiming.then(|| self.share(now));
-        self.let_go(share).await;
+        self.let_go(share, now).await;
         self.take_over_again().await;
         if let Some(share) = share {
             self.take(share, now).await;
@@ -313,10 +314,12 @@ impl Keeper {
         self.shared.arrived.notify_waiters();
     }
 
-    /// Frees what is beyond our share, as soon as nothing of it is claimed. Where nobody asks for anything, that is all.
-    async fn let_go(&mut self, share: Option<usize>) {
+    /// Frees what is beyond our share, as soon as nothing of it is claimed, or it has been waited for long enough. Where nobody asks for anything, that is all.
+    async fn let_go(&mut self, share: Option<usize>, now: Instant) {
         let surplus = self.owned.len().saturating_sub(share.unwrap_or(0));
-        let free = self.shared.state().let_go(self.owned.keys().copied().collect(), surplus, share.is_some());
+        let patience = share.map(|_| self.shared.settings.drain);
+        let owned = self.owned.keys().copied().collect();
+        let free = self.shared.state().let_go(owned, surplus, patience, now);
         for number in free {
             self.release(number).await;
         }

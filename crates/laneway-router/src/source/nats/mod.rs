@@ -71,6 +71,9 @@ const KIND: &str = "nats";
 /// How long a request to the server may take.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
+/// As long as an attempt may take, if nothing is said: what is under way ends before its partition goes.
+const DRAIN: Duration = Duration::from_secs(60);
+
 /// More partitions than anybody has instances for.
 const PARTITIONS_MAX: u64 = 256;
 
@@ -110,6 +113,8 @@ pub struct Settings {
     pub owner_lease: Duration,
     /// How long a partition is kept that nobody asks for.
     pub release_after: Duration,
+    /// How long a partition that goes to another instance waits for what is claimed of it.
+    pub drain: Duration,
     /// What messages without a group are to each other.
     pub ungrouped: Ungrouped,
 }
@@ -129,6 +134,7 @@ impl Default for Settings {
             window: 512,
             owner_lease: Duration::from_secs(10),
             release_after: Duration::from_secs(1),
+            drain: DRAIN,
             ungrouped: Ungrouped::Serial,
         }
     }
@@ -223,6 +229,8 @@ fn read_source(s: &mut Section<'_>, settings: &mut Settings) {
     let release =
         s.optional("release-after", |s| s.duration("release-after", Duration::from_millis(50)..=hour));
     settings.release_after = release.unwrap_or(settings.release_after);
+    let drain = s.optional("drain", |s| s.duration("drain", Duration::ZERO..=hour));
+    settings.drain = drain.unwrap_or(settings.drain);
     let choices = [("serial", Ungrouped::Serial), ("unordered", Ungrouped::Unordered)];
     if let Some(ungrouped) = s.optional("ungrouped", |s| s.one_of("ungrouped", &choices)) {
         settings.ungrouped = ungrouped;
@@ -245,7 +253,8 @@ fn check_names(settings: &Settings) -> Vec<(&'static str, &'static str)> {
     problems
 }
 
-/// `nats://[user:password@]host:port/STREAM`, with `?subject=` if it is not that of the stream.
+/// `nats://[user:password@]host:port/STREAM`, with `?subject=` if it is not that of the stream. A URL is often typed, and says nothing of how many partitions there should be: nothing
+/// is made for it.
 pub(super) fn from_url(url: &str) -> Result<Arc<dyn Broker>, String> {
     const RIGHT: &str =
         "nats://host:4222/STREAM would be right, with ?subject=… where it is not the name of the stream";
@@ -256,6 +265,7 @@ pub(super) fn from_url(url: &str) -> Result<Arc<dyn Broker>, String> {
         url: format!("{scheme}://{authority}"),
         stream: stream.to_owned(),
         subject: stream.to_owned(),
+        create: false,
         ..Settings::default()
     };
     for (key, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
@@ -498,7 +508,7 @@ impl Settings {
             return Ok(stream);
         }
         if !self.create {
-            let mend = "make it, or set create = true";
+            let mend = "a source or a sink with create = true makes it";
             return Err(Failure::Wrong(format!("there is no stream {name}: {mend}")));
         }
         context.create_stream(config()).await.map_err(|error| {
@@ -703,6 +713,15 @@ impl Settings {
             found.push(Finding::warning(
                 "one server has the only copy; an acknowledgement is on its disk two minutes later, unless sync_interval says otherwise",
                 "jetstream { sync_interval: always } in the server's configuration, or replicas = 3 in a cluster",
+            ));
+        }
+        if examination.role == Role::Source && self.drain < examination.attempt {
+            found.push(Finding::warning(
+                format!(
+                    "drain ({:?}) is shorter than an attempt may take ({:?}): when a partition goes to another instance, a group may run in two places for the difference",
+                    self.drain, examination.attempt
+                ),
+                "a longer drain, or let the target refuse late calls by the fence",
             ));
         }
         if examination.role == Role::Source && self.owner_lease < Duration::from_secs(3) {

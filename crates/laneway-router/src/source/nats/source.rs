@@ -78,7 +78,7 @@ pub(super) struct Shared {
 
 /// What the pools look at before each attempt, without the lock of the state. Written under it.
 pub(super) struct Losses {
-    /// How often a partition has gone, or its time is up, of which something was claimed.
+    /// How often a partition has gone, or is to go, or its time is up, of which something was claimed.
     count: AtomicU64,
     /// When the time of the first partition is up, in milliseconds since `opened`; its owner has to look then.
     until: AtomicU64,
@@ -111,8 +111,8 @@ struct Tenancy {
     until: Instant,
     /// It has been noticed that the time is up.
     is_over: bool,
-    /// It is to be freed: nothing more is handed out of it.
-    draining: bool,
+    /// Since when it is to be freed: nothing more is handed out of it, and nothing begins that was.
+    draining: Option<Instant>,
     /// Some of it was taken off the shelf while nothing might be handed out: it has to be read anew.
     torn: bool,
     /// Some of it is on the shelf that another consumer has brought. If it is not claimed, or not any more, it waits until this one brings it: what is in front of
@@ -131,7 +131,7 @@ impl State {
             consumer,
             until,
             is_over: false,
-            draining: false,
+            draining: None,
             torn: false,
             has_older,
             first,
@@ -164,10 +164,18 @@ impl State {
         self.note_until();
     }
 
+    /// Whether what a receipt names is ours.
+    fn is_ours(&self, receipt: &Receipt, now: Instant) -> bool {
+        self.tenancy_of(receipt).is_some_and(|tenancy| tenancy.until > now)
+    }
+
+    /// Whether it may begin: it is ours, and is to stay so.
     fn is_good(&self, receipt: &Receipt, now: Instant) -> bool {
-        self.shelf.handle_of(receipt).is_some_and(|handle| {
-            self.tenancies.get(&handle.partition).is_some_and(|tenancy| tenancy.until > now)
-        })
+        self.is_ours(receipt, now) && self.tenancy_of(receipt).is_some_and(|it| it.draining.is_none())
+    }
+
+    fn tenancy_of(&self, receipt: &Receipt) -> Option<&Tenancy> {
+        self.tenancies.get(&self.shelf.handle_of(receipt)?.partition)
     }
 
     /// A partition is not ours any more: its receipts are stale.
@@ -185,26 +193,52 @@ impl State {
         self.forgotten.retain(|id| self.shelf.handle(*id).is_some());
     }
 
-    /// Chooses so many partitions to free, those first of which nothing is claimed. Such a one is not ours any more when this comes back; the others give nothing out
-    /// until they can be freed too, unless nobody asks for anything anyway.
-    pub(super) fn let_go(&mut self, mut owned: Vec<usize>, surplus: usize, drain: bool) -> Vec<usize> {
+    /// Chooses so many partitions to free, those first of which nothing is claimed. Such a one is not ours any more when this comes back. The others give nothing out, and
+    /// nothing begins that was: it goes back, and what is under way ends, until they can be freed too. One that has been waited for as long as `patience` says is freed with
+    /// what is left, which is parked, or slow. Without patience, because nobody asks for anything anyway, none is waited for.
+    pub(super) fn let_go(
+        &mut self,
+        mut owned: Vec<usize>,
+        surplus: usize,
+        patience: Option<Duration>,
+        now: Instant,
+    ) -> Vec<usize> {
         if surplus == 0 {
             // The usual case, and often asked: the shelf is not looked through for it.
-            self.tenancies.values_mut().for_each(|tenancy| tenancy.draining = false);
+            self.tenancies.values_mut().for_each(|tenancy| tenancy.draining = None);
             return Vec::new();
         }
-        self.shelf.expire(Instant::now());
+        self.shelf.expire(now);
         let claimed: HashSet<usize> = self.shelf.claimed().map(|handle| handle.partition).collect();
         owned.sort_by_key(|number| (claimed.contains(number), *number));
-        for (place, number) in owned.iter().enumerate() {
-            if let Some(tenancy) = self.tenancies.get_mut(number) {
-                tenancy.draining = drain && place < surplus;
+        let stay = owned.split_off(surplus.min(owned.len()));
+        stay.iter().for_each(|number| self.keep(*number));
+        owned.retain(|number| match patience {
+            _ if !claimed.contains(number) => true,
+            Some(patience) => now - self.drain(*number, now) >= patience,
+            None => {
+                self.keep(*number);
+                false
             }
-        }
-        owned.truncate(surplus);
-        owned.retain(|number| !claimed.contains(number));
+        });
         owned.iter().for_each(|number| self.lose(*number));
         owned
+    }
+
+    /// Hands out nothing more of a partition, and lets nothing begin. Says since when.
+    fn drain(&mut self, number: usize, now: Instant) -> Instant {
+        let Some(tenancy) = self.tenancies.get_mut(&number) else { return now };
+        if tenancy.draining.is_none() {
+            self.losses.count.fetch_add(1, SeqCst);
+        }
+        *tenancy.draining.get_or_insert(now)
+    }
+
+    /// It is not to be freed, after all.
+    fn keep(&mut self, number: usize) {
+        if let Some(tenancy) = self.tenancies.get_mut(&number) {
+            tenancy.draining = None;
+        }
     }
 
     /// Puts messages on the shelf. False if the partition is not read by this consumer any more.
@@ -246,7 +280,7 @@ impl State {
     fn claim(&mut self, wants: Wants, now: Instant) -> Vec<Delivery> {
         let mut is_gappy = false;
         for tenancy in self.tenancies.values_mut() {
-            tenancy.torn |= tenancy.draining || tenancy.until <= now;
+            tenancy.torn |= tenancy.draining.is_some() || tenancy.until <= now;
             is_gappy |= tenancy.torn || tenancy.has_older;
         }
         if is_gappy {
@@ -279,11 +313,11 @@ impl State {
 
     /// Whether a partition has to be read anew before anything is handed out of it.
     pub(super) fn is_torn(&self, number: usize) -> bool {
-        self.tenancies.get(&number).is_some_and(|tenancy| tenancy.torn && !tenancy.draining)
+        self.tenancies.get(&number).is_some_and(|tenancy| tenancy.torn && tenancy.draining.is_none())
     }
 
     fn extend(&mut self, receipt: &Receipt, lease: Duration, now: Instant) -> Settled {
-        if self.is_good(receipt, now) { self.shelf.extend(receipt, lease, now) } else { Settled::Stale }
+        if self.is_ours(receipt, now) { self.shelf.extend(receipt, lease, now) } else { Settled::Stale }
     }
 }
 
@@ -824,6 +858,7 @@ mod tests {
 
     const WANTS: Wants = Wants { most: 10, wait: Duration::ZERO, lease: Duration::from_secs(60) };
     const NOTHING: [DeliveryId; 0] = [];
+    const NO_PARTITIONS: [usize; 0] = [];
 
     fn handle(reply: &str, consumer: &Arc<str>) -> Handle {
         let consumer = Arc::clone(consumer);
@@ -895,5 +930,37 @@ mod tests {
         assert_eq!(good(&state, began + lease * 2), [true; 2], "it was ours all the time");
         state.lose(0);
         assert_eq!((good(&state, began), losses.count.load(SeqCst)), (vec![false; 2], 2));
+    }
+
+    /// A hand-over lets nothing begin, and renews what may be under way; what is still claimed when it has taken its time goes with the partition.
+    #[tokio::test(start_paused = true)]
+    async fn a_partition_that_drains_is_waited_for_only_so_long() {
+        let losses = Arc::new(Losses::new());
+        let mut state = State {
+            shelf: Shelf::new(Ungrouped::Serial),
+            forgotten: HashSet::new(),
+            tenancies: HashMap::new(),
+            losses: Arc::clone(&losses),
+        };
+        let (began, second): (_, Duration) = (Instant::now(), Duration::from_secs(1));
+        let consumer: Arc<str> = "c".into();
+        state.gain(0, Arc::clone(&consumer), began + 60 * second, 2);
+        assert!(state.put(0, &consumer, vec![arrival(12, &consumer)], 2));
+        let claimed = state.claim(WANTS, began);
+        let receipt = &claimed[0].receipt;
+        let patience = Some(10 * second);
+        assert_eq!(state.let_go(vec![0], 1, patience, began), NO_PARTITIONS, "it is claimed");
+        assert_eq!((state.is_good(receipt, began), losses.count.load(SeqCst)), (false, 1));
+        assert_eq!(state.extend(receipt, 60 * second, began), Settled::Settled, "it may be under way");
+        assert_eq!(state.let_go(vec![0], 0, patience, began + 5 * second), NO_PARTITIONS);
+        assert!(state.is_good(receipt, began + 5 * second), "nobody wants it any more");
+        assert_eq!(state.let_go(vec![0], 1, None, began + 6 * second), NO_PARTITIONS);
+        assert!(state.is_good(receipt, began + 6 * second), "nobody asks, so nobody waits for others");
+        for waited in [7, 16] {
+            assert_eq!(state.let_go(vec![0], 1, patience, began + waited * second), NO_PARTITIONS);
+        }
+        assert_eq!(state.let_go(vec![0], 1, patience, began + 17 * second), [0]);
+        assert_eq!(state.extend(receipt, second, began + 17 * second), Settled::Stale);
+        assert!(state.shelf.is_empty());
     }
 }

@@ -50,11 +50,12 @@ pub(in crate::source) fn read(s: &mut Section<'_>, role: Role) -> Arc<dyn Broker
     Arc::new(settings)
 }
 
-/// Reads a URL: `postgres://user@host/database?queue=orders`, with any parameter that libpq knows.
+/// Reads a URL: `postgres://user@host/database?queue=orders`, with any parameter that libpq knows. A URL is often typed, and says nothing of what a queue should be like: nothing is
+/// made for it.
 pub(in crate::source) fn from_url(url: &str) -> Result<Arc<dyn Broker>, String> {
     let (rest, queue) = split(url);
     let queue = queue.ok_or("the URL must name the queue: postgres://user@host/database?queue=orders")?;
-    let settings = Settings { connections: 2, ..Settings::new(rest, &queue) };
+    let settings = Settings { connections: 2, create: false, ..Settings::new(rest, &queue) };
     PostgresQueue::check(&settings).map_err(|error| error.to_string())?;
     Ok(Arc::new(settings))
 }
@@ -77,7 +78,7 @@ impl Broker for Settings {
     fn open_source(&self, name: Arc<str>) -> BoxFuture<'_, Result<Arc<dyn Source>, SourceError>> {
         async move {
             // The first claim sets it up: that may take longer than an opening may.
-            let queue = self.opened(&name).map_err(SourceError::Broken)?;
+            let queue = self.opened(&name, Role::Source).map_err(SourceError::Broken)?;
             Ok(Arc::new(queue) as Arc<dyn Source>)
         }
         .boxed()
@@ -85,7 +86,7 @@ impl Broker for Settings {
 
     fn open_sink(&self, name: Arc<str>) -> BoxFuture<'_, Result<Arc<dyn Sink>, SinkError>> {
         async move {
-            let queue = self.opened(&name).map_err(SinkError::Broken)?;
+            let queue = self.opened(&name, Role::Sink).map_err(SinkError::Broken)?;
             queue.set_up().await.map_err(sink_error)?;
             Ok(Arc::new(PostgresSink { queue }) as Arc<dyn Sink>)
         }
@@ -98,13 +99,17 @@ impl Broker for Settings {
 }
 
 impl Settings {
-    fn opened(&self, name: &str) -> Result<PostgresQueue, String> {
+    fn opened(&self, name: &str, role: Role) -> Result<PostgresQueue, String> {
         let settings = Settings { name: name.to_owned(), ..self.clone() };
-        PostgresQueue::open(settings).map_err(|error| error.to_string())
+        let opened = match role {
+            Role::Source => PostgresQueue::open(settings),
+            Role::Sink => PostgresQueue::open_sink(settings),
+        };
+        opened.map_err(|error| error.to_string())
     }
 
     async fn examined(&self, examination: &Examination) -> Vec<Finding> {
-        let queue = match self.opened(&examination.name) {
+        let queue = match self.opened(&examination.name, examination.role) {
             Ok(queue) => queue,
             Err(error) => return vec![Finding::error(error, "correct the address and the queue")],
         };
@@ -119,7 +124,7 @@ impl Settings {
             }
         };
         let mut findings = vec![Finding::fine(format!("{} can be reached", queue.place()))];
-        match found.missing(self.ungrouped) {
+        match found.missing(inner.turns) {
             None => findings.push(Finding::fine(format!("the queue {} is there, and set up", self.queue))),
             Some(missing) if self.create => findings.push(Finding::warning(
                 format!("{missing}; it is installed when the service starts"),

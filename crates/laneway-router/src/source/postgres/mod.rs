@@ -158,6 +158,8 @@ struct Inner {
     settings: Settings,
     pool: PgPool,
     statements: Statements,
+    /// How publishers have to take turns. Nothing for a sink, which leaves that as the source has made it.
+    turns: Option<Ungrouped>,
     /// Where the server is, for error texts: without name and password.
     place: String,
     /// Whether everything was there when it was last looked for. Held while it is being looked for.
@@ -227,6 +229,16 @@ impl fmt::Debug for Kept {
 impl PostgresQueue {
     /// A queue. Nothing is connected before it is needed, so this succeeds while the server is away.
     pub fn open(settings: Settings) -> Result<Self, OpenError> {
+        let turns = Some(settings.ungrouped);
+        Self::open_with(settings, turns)
+    }
+
+    /// A queue to publish to.
+    fn open_sink(settings: Settings) -> Result<Self, OpenError> {
+        Self::open_with(settings, None)
+    }
+
+    fn open_with(settings: Settings, turns: Option<Ungrouped>) -> Result<Self, OpenError> {
         let options = Self::check(&settings)?;
         let place = place(&options);
         let pool = PgPoolOptions::new()
@@ -239,6 +251,7 @@ impl PostgresQueue {
                 settings,
                 pool,
                 statements,
+                turns,
                 place,
                 is_set_up: tokio::sync::Mutex::new(false),
                 was_set_up: AtomicBool::new(false),
@@ -423,7 +436,7 @@ impl Inner {
             return Ok(());
         }
         let found = self.look().await?;
-        if found.missing(self.settings.ungrouped).is_some() {
+        if found.missing(self.turns).is_some() {
             self.install(found).await?;
         }
         *is_set_up = true;
@@ -439,10 +452,15 @@ impl Inner {
 
     /// Installs what is missing, if that is allowed. Others may be at it, too: they take turns, and look again when theirs has come.
     async fn install(&self, found: Inventory) -> Result<(), SourceError> {
-        let missing = found.missing(self.settings.ungrouped).unwrap_or_default();
         if !self.settings.create {
+            let missing = match found.missing(self.turns) {
+                Some(missing) if found.pgmq && !found.queue => {
+                    format!("there is no queue {} ({missing})", self.settings.queue)
+                }
+                missing => missing.unwrap_or_default().to_owned(),
+            };
             return Err(SourceError::Broken(format!(
-                "{}: {missing}; allow the set-up with `create = true`, or let somebody run it who may",
+                "{}: {missing}; a source or a sink with `create = true` sets it up, for a user who may",
                 self.place
             )));
         }
@@ -459,7 +477,8 @@ impl Inner {
             }
         }
         let (queue, ungrouped) = (self.settings.queue.clone(), self.settings.ungrouped);
-        let installed = timeout(SET_UP, install(self.pool.clone(), queue, ungrouped)).await;
+        let installing = install(self.pool.clone(), queue, self.turns, ungrouped);
+        let installed = timeout(SET_UP, installing).await;
         let installed =
             installed.map_err(|_| Failure::Late(SET_UP)).and_then(|done| done.map_err(Failure::Sql));
         installed.map_err(|failure| self.explained(failure))
@@ -468,7 +487,7 @@ impl Inner {
 
 impl Inventory {
     /// What is not as it should be, the first thing of it.
-    fn missing(&self, ungrouped: Ungrouped) -> Option<&'static str> {
+    fn missing(&self, turns: Option<Ungrouped>) -> Option<&'static str> {
         let needs = [
             (self.pgmq, "pgmq is not installed"),
             (
@@ -477,13 +496,15 @@ impl Inventory {
             ),
             (self.queue, "the queue is missing"),
             (self.index, "the queue has no index of its groups"),
-            (
-                self.turns == Some(ungrouped),
-                "publishers do not take turns as they should (a trigger is missing)",
-            ),
+            (self.has(turns), "publishers do not take turns as they should (a trigger is missing)"),
             (self.signal, "insertions are not signalled (a trigger is missing)"),
         ];
         needs.into_iter().find(|(is_there, _)| !is_there).map(|(_, what)| what)
+    }
+
+    /// Whether publishers take turns, as they should if that is said.
+    fn has(&self, turns: Option<Ungrouped>) -> bool {
+        self.turns.is_some() && turns.is_none_or(|turns| self.turns == Some(turns))
     }
 }
 
@@ -525,14 +546,21 @@ fn install_pgmq(pool: PgPool) -> BoxFuture<'static, Result<(), pgmq::PgmqError>>
     async move { pgmq::PGMQueueExt::new_with_pool(pool).await.install_sql_from_embedded().await }.boxed()
 }
 
-/// Brings everything but pgmq itself into the state that is wanted, in one transaction.
-fn install(pool: PgPool, queue: String, ungrouped: Ungrouped) -> BoxFuture<'static, Result<(), sqlx::Error>> {
-    async move { install_in(pool.begin().await?, queue, ungrouped).await }.boxed()
+/// Brings everything but pgmq itself into the state that is wanted, in one transaction. Where it does not matter how publishers take turns, and they do not yet, they begin as
+/// `ungrouped` says.
+fn install(
+    pool: PgPool,
+    queue: String,
+    turns: Option<Ungrouped>,
+    ungrouped: Ungrouped,
+) -> BoxFuture<'static, Result<(), sqlx::Error>> {
+    async move { install_in(pool.begin().await?, queue, turns, ungrouped).await }.boxed()
 }
 
 async fn install_in(
     mut transaction: sqlx::Transaction<'static, sqlx::Postgres>,
     queue: String,
+    turns: Option<Ungrouped>,
     ungrouped: Ungrouped,
 ) -> Result<(), sqlx::Error> {
     sqlx::query("SELECT pg_advisory_xact_lock($1)").bind(SET_UP_LOCK).execute(&mut *transaction).await?;
@@ -553,7 +581,7 @@ async fn install_in(
     if !found.index {
         sqlx::query(&statements::index(&queue)).execute(&mut *transaction).await?;
     }
-    if found.turns != Some(ungrouped) {
+    if !found.has(turns) {
         let mode = if ungrouped == Ungrouped::Serial { "serial" } else { "unordered" };
         let trigger = format!(
             "DROP TRIGGER IF EXISTS laneway_take_turn ON {table};
