@@ -262,7 +262,7 @@ where
         if let Some(mappings) = &mut mappings {
             self.rehome_mappings(mappings, old, new);
         }
-        // Index order: the old ones first, then those that are new. Nobody else ever holds two.
+        // Index order: the old ones first, then those that are new. Nobody else ever holds two but the last step of the end, in the same order, and then there is no change any more.
         let mut locked: Vec<_> =
             old.dispatchers.iter().map(|dispatcher| dispatcher.lock_for_change()).collect();
         let added = new.dispatchers.iter().filter(|dispatcher| old.position(&dispatcher.name).is_none());
