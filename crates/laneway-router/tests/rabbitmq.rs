@@ -2,6 +2,8 @@
 //!
 //! One broker serves all tests of this program, each with a queue of its own; a test that ends its broker has one of its own.
 
+#[path = "cut_off/mod.rs"]
+mod cut_off;
 #[path = "instances/mod.rs"]
 mod instances;
 
@@ -676,6 +678,20 @@ async fn two_instances_never_share_a_group_and_one_takes_over_in_order() {
         assert_eq!(settled, vec![Settled::Settled; claimed.len()]);
     }
     assert!(witness.next.values().all(|next| *next == EACH), "{:?}", witness.next);
+}
+
+/// RabbitMQ serves the next in line, and the one that is cut off has far more in hand than it could begin meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_instance_that_is_cut_off_begins_nothing_that_the_next_one_has() {
+    let heartbeat = Duration::from_secs(1);
+    let rabbit = Rabbit::new(Settings { heartbeat, ..settings(broker()) }).await;
+    rabbit.publish(cut_off::samples()).await;
+    let server = broker().node.address();
+    let cable = cut_off::Cable::to(server).await;
+    let url = rabbit.settings.url.expose().replace(&server.to_string(), &cable.address.to_string());
+    let over_cable = Settings { url: Secret::new(url), ..rabbit.settings.clone() };
+    let one = RabbitQueue::new(over_cable).consumer("one");
+    cut_off::begins_nothing_more(&cable, heartbeat, one, rabbit.queue.consumer("other")).await;
 }
 
 /// Sees that every group comes without a gap and without a copy.

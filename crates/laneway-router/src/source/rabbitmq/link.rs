@@ -86,6 +86,11 @@ pub(super) fn is_long_frame(error: &Error) -> bool {
         if matches!(said.kind(), AMQPErrorKind::Hard(AMQPHardError::FRAMEERROR)))
 }
 
+/// Whether nothing was heard of the broker for two heartbeats.
+pub(super) fn is_silence(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::MissingHeartbeatError)
+}
+
 /// Sends several things over a channel, in this order, and waits until all have left. The client takes each in when it is first polled, and writes what it
 /// has in one go; to wait for each would cost a system call and two wake-ups each.
 pub(super) async fn all_sent<T>(

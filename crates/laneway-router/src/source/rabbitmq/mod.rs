@@ -173,6 +173,11 @@ impl Settings {
         is_bad.then_some("is for TLS: the URL must begin with amqps://")
     }
 
+    /// The host and the port to which it connects.
+    fn door(&self) -> (String, u16) {
+        self.uri().map_or_else(|_| (String::new(), 0), |uri| (uri.authority.host, uri.authority.port))
+    }
+
     /// Where it is, without the user's part.
     fn place(&self) -> String {
         self.uri().map_or_else(

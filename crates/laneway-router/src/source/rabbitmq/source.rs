@@ -19,13 +19,13 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::acks::Acks;
-use super::link::{Publisher, To, answer, connect, is_long_frame, look_at, prepare};
+use super::link::{Publisher, To, answer, connect, is_long_frame, is_silence, look_at, prepare};
 use super::packed::Packed;
 use super::{NOT_BEFORE_HEADER, REASON_HEADER, Settings};
 use crate::source::ARRIVALS_AT_ONCE;
 use crate::source::broker::Role;
 use crate::source::pushed::{
-    ANSWER, Acknowledged, Arrival, Copied, LetGo, LongTexts, Memory, Pushed, Weight, Width, brief, caught,
+    ANSWER, Acknowledged, Arrival, Copied, Ending, LetGo, LongTexts, Memory, Pushed, Weight, Width, brief, caught,
     fingerprint, instant,
 };
 use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
@@ -52,7 +52,7 @@ impl RabbitQueue {
     pub fn consumer(&self, name: impl Into<Arc<str>>) -> RabbitSource {
         let inner = Arc::new(Inner {
             name: name.into(),
-            pushed: Pushed::new(self.settings.partitions, Arc::clone(&self.memory)),
+            pushed: Pushed::new(self.settings.partitions, Arc::clone(&self.memory), self.settings.door()),
             publisher: Publisher::new(Arc::clone(&self.settings)),
             long: LongTexts::new(
                 self.settings.bytes,
@@ -272,7 +272,8 @@ async fn hold(inner: &Arc<Inner>) -> Result<(), SourceError> {
     // Whatever ends it, the way out is the same: readers that were left behind would keep the queue from the next subscription.
     let ended = caught(session.run()).await;
     // First here, then there. What could not be acknowledged has to be remembered before it comes again.
-    inner.pushed.lost();
+    let how = if ended.is_ok() || session.is_silent { Ending::LetGo } else { Ending::Closed };
+    inner.pushed.lost(how).await;
     session.end().await;
     let _ = timeout(ANSWER, connection.close(200, "closed".into())).await;
     ended
@@ -286,6 +287,8 @@ struct Session<'a> {
     open: Vec<Option<Subscription>>,
     /// Where instances are counted, if there are partitions to be shared.
     presence: Option<Presence>,
+    /// Nothing was heard of the broker for too long.
+    is_silent: bool,
     /// Readers say here that they have come to an end.
     ends: (mpsc::UnboundedSender<End>, mpsc::UnboundedReceiver<End>),
 }
@@ -333,7 +336,8 @@ impl<'a> Session<'a> {
     fn new(inner: Arc<Inner>, connection: &'a Connection) -> Self {
         let queues = inner.settings.queues();
         let open = queues.iter().map(|_| None).collect();
-        Session { inner, connection, queues, open, presence: None, ends: mpsc::unbounded_channel() }
+        let (presence, is_silent, ends) = (None, false, mpsc::unbounded_channel());
+        Session { inner, connection, queues, open, presence, is_silent, ends }
     }
 
     /// Subscribes while somebody wants messages, lets go when it should. No error means that the source was closed.
@@ -440,6 +444,7 @@ impl<'a> Session<'a> {
         if matches!(&why, Why::Lost(error) if is_long_frame(error)) {
             self.inner.has_long_headers.store(true, SeqCst);
         }
+        self.is_silent = matches!(&why, Why::Lost(error) if is_silence(error));
         let (place, queue) = (self.inner.settings.place(), &self.queues[part]);
         Err(SourceError::Unavailable(match why {
             Why::Lost(error) => format!("the connection to {place} was lost: {error}"),
