@@ -748,6 +748,49 @@ async fn partitions_are_shared_with_an_instance_that_comes_later() {
     }
 }
 
+/// Something of each partition is under way, and takes as long as it likes: what is behind it is read on, and the partition goes once it can.
+#[tokio::test]
+async fn a_partition_that_cannot_be_handed_over_is_read_on_and_goes_when_it_can() {
+    let (balance, drain) = (Duration::from_millis(100), Duration::from_millis(300));
+    let rabbit = Rabbit::new(Settings { partitions: 2, balance, drain, ..settings(broker()) }).await;
+    let (one, other) =
+        (rabbit.queue.consumer("one"), RabbitQueue::new(rabbit.settings.clone()).consumer("other"));
+    rabbit.publish((0..16).map(|group| sample(&format!("slow{group}"), 0)).collect()).await;
+    let mut held = Vec::new();
+    while held.len() < 16 {
+        let long = Wants { lease: 10 * PATIENCE, ..wants(16 - held.len()) };
+        held.extend(one.claim(long).await.expect("a claim"));
+    }
+    let losses = || one.losses(tokio::time::Instant::now());
+    let before = losses();
+    let mut witness = Witness::default();
+    let mut handed_over = false;
+    let begun = tokio::time::Instant::now();
+    let few = Wants { wait: Duration::from_millis(50), ..wants(100) };
+    for round in 0.. {
+        rabbit.publish((0..16).map(|group| sample(&format!("g{group}"), round)).collect()).await;
+        while witness.count() < (round + 1) * 16 {
+            assert!(begun.elapsed() < PATIENCE, "nobody reads what is behind: {:?}", witness.next);
+            let (first, second) = tokio::join!(one.claim(few), other.claim(few));
+            let (first, second) = (first.expect("a claim"), second.expect("a claim"));
+            handed_over |= !second.is_empty();
+            assert!(held.is_empty() || !handed_over, "a partition of which something is under way");
+            for (source, claimed) in [(&one, first), (&other, second)] {
+                let settled = source.settle(witness.see(&claimed)).await.expect("settled");
+                assert_eq!(settled, vec![Settled::Settled; claimed.len()]);
+            }
+        }
+        if losses() >= before + 2 && !held.is_empty() {
+            // Both were recalled, in vain, and what was read meanwhile came behind that.
+            let done: Vec<_> = held.drain(..).map(|one| (one.receipt, Disposal::Done)).collect();
+            assert_eq!(one.settle(done).await, Ok(vec![Settled::Settled; 16]), "they were ours all the time");
+        }
+        if handed_over {
+            break;
+        }
+    }
+}
+
 /// What the doctor says of queues that were made right, and of some that were not.
 #[tokio::test]
 async fn an_examination_finds_what_breaks_the_order() {

@@ -14,7 +14,8 @@
 //!
 //! * when a lease has run out: whoever had the message is not there any more;
 //! * when nobody has asked for messages, and none is leased or delayed, for a while (*linger*);
-//! * when there are several, and others stand by that have none; then it is drained first;
+//! * when there are several, and others stand by that have none; then it is *recalled* first: nothing more of it is handed out, and what no pool has begun comes back. What is under way is
+//!   waited for, but not for ever, since nobody is served meanwhile: one that a call, a parked group or a paused pool keeps is kept;
 //! * when an acknowledgement could not be sent, although the subscription goes on.
 //!
 //! # When a connection ends
@@ -453,11 +454,23 @@ impl<T> Pushed<T> {
         }
     }
 
-    /// Nothing more of a subscription is handed out; it is let go when what was handed out is back.
-    #[cfg(feature = "rabbitmq")]
-    pub(crate) fn drain(&self, part: usize) {
-        self.shelf().drain(part, Instant::now());
+    /// Nothing more of a subscription is handed out, and what has not begun comes back; it is let go when all that was handed out is back.
+    #[cfg(any(feature = "rabbitmq", test))]
+    pub(crate) fn recall(&self, part: usize) {
+        let mut shelf = self.shelf();
+        if shelf.recall(part, Instant::now()) {
+            self.losses.fetch_add(1, SeqCst);
+        }
+        drop(shelf);
         self.driver.notify_waiters();
+    }
+
+    /// A subscription that was recalled is not let go, if it has not been. True if it was still to be.
+    #[cfg(any(feature = "rabbitmq", test))]
+    pub(crate) fn keep(&self, part: usize) -> bool {
+        let was_recalled = self.shelf().keep(part, Instant::now());
+        self.stirred.notify_waiters();
+        was_recalled
     }
 
     /// The subscriptions over which something has come, and that are not on their way out.
@@ -617,7 +630,11 @@ mod tests {
         let pushed = Pushed::new(1, Arc::default(), door.clone());
         let receipts = [claimed(&pushed, 0, 1).await];
         pushed.lost(Ending::Closed).await;
-        assert_eq!((pushed.losses(), pushed.are_good(&receipts)), (0, vec![false]), "nobody has it meanwhile");
+        assert_eq!(
+            (pushed.losses(), pushed.are_good(&receipts)),
+            (0, vec![false]),
+            "nobody has it meanwhile"
+        );
         pushed.lost(Ending::Closed).await;
         assert_eq!(pushed.losses(), 0, "it is still away");
         pushed.recovered();
