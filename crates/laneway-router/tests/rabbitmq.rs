@@ -25,7 +25,7 @@ use laneway_router::source::rabbitmq::{NOT_BEFORE_HEADER, RabbitQueue, RabbitSin
 use laneway_router::source::sink::{Outgoing, Published, Sink, SinkError};
 use laneway_router::source::{Delivery, Disposal, Receipt, Settled, Source, SourceError, Wants};
 use laneway_servers::rabbitmq::{self, Broker};
-use lapin::options::{BasicAckOptions, BasicGetOptions, QueueDeclareOptions};
+use lapin::options::{BasicAckOptions, BasicGetOptions, QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Connection, ConnectionProperties};
 use tokio::sync::mpsc;
@@ -789,6 +789,34 @@ async fn a_partition_that_cannot_be_handed_over_is_read_on_and_goes_when_it_can(
             break;
         }
     }
+}
+
+/// Publishers would go on to fill queues that nobody reads.
+#[tokio::test]
+async fn fewer_partitions_than_there_were_are_refused_until_those_that_are_too_many_are_gone() {
+    let rabbit = Rabbit::new(Settings { partitions: 4, ..settings(broker()) }).await;
+    for partitions in [1, 2, 3] {
+        let fewer = Settings { partitions, ..rabbit.settings.clone() };
+        let source = RabbitQueue::new(fewer.clone()).consumer("test");
+        let Err(SourceError::Broken(said)) = source.connect().await else {
+            panic!("{partitions} of 4 would be read")
+        };
+        assert!(said.contains("nobody would read"), "{said}");
+        let findings = fewer.examine(&examination()).await;
+        let found = findings.iter().find(|one| one.what.contains("nobody would read"));
+        assert!(found.is_some_and(|one| one.level == Level::Error), "{findings:#?}");
+    }
+    let url = rabbit.settings.url.expose();
+    let connection = Connection::connect(url, ConnectionProperties::default()).await.expect("connected");
+    let channel = connection.create_channel().await.expect("a channel");
+    for number in 2..4 {
+        let queue = format!("{}.{number}", rabbit.settings.queue);
+        channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await.expect("deleted");
+    }
+    let two = Settings { partitions: 2, ..rabbit.settings.clone() };
+    let findings = two.examine(&examination()).await;
+    assert!(findings.iter().all(|finding| finding.level == Level::Fine), "{findings:#?}");
+    RabbitQueue::new(two).consumer("test").connect().await.expect("it is right now");
 }
 
 /// What the doctor says of queues that were made right, and of some that were not.
