@@ -7,9 +7,8 @@ mod instances;
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
-use std::sync::Arc;
-use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use broker::{PATIENCE, Witness, of_the_guide, router, text};
@@ -87,6 +86,7 @@ async fn messages_arrive_in_order_although_the_server_goes_away_and_poison_is_pu
     let report = router.shutdown(Duration::from_secs(20)).await;
     assert!(report.settled, "{report:?}");
     let repeats = witness.verify(&[("a", 12), ("b", 12), ("bad", 5)]);
+    assert!(witness.numbered() >= 29, "all of them");
     assert!(repeats <= 20, "only what was in flight is repeated: {repeats}");
     // One whose answer was lost with the server is put there again: this server forgets deduplication ids when it ends.
     let mut distinct = std::collections::BTreeSet::new();
@@ -161,6 +161,11 @@ async fn a_standard_queue_delivers_everything_and_what_is_too_long_is_refused() 
     let groups: Vec<String> =
         (0..25).map(|number| format!("g{number}")).chain(["short".to_owned()]).collect();
     witness.verify(&groups.iter().map(|group| (group.as_str(), 1)).collect::<Vec<_>>());
+    assert_eq!(
+        witness.numbered(),
+        0,
+        "a target that refuses what comes behind a greater one would refuse most"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -238,11 +243,6 @@ fn refuses_all(status: &'static str, code: &'static str) -> (String, Arc<AtomicU
     (url, count)
 }
 
-#[tokio::test]
-async fn wrong_credentials_missing_queues_and_throttling_are_told_apart() {
-    let (url, asked) = refuses_all("403 Forbidden", "InvalidClientTokenId");
-    let error = settings(&url).open_source("orders".into()).await.err().expect("an error");
-    assert!(
 /// An empty queue, which never answers to a receive. With how many seconds to wait it was asked.
 fn asked_of_an_empty_queue() -> (String, Arc<Mutex<Vec<u64>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -303,6 +303,11 @@ async fn an_idle_queue_is_asked_once_in_poll_however_long_claims_wait() {
     }
 }
 
+#[tokio::test]
+async fn wrong_credentials_missing_queues_and_throttling_are_told_apart() {
+    let (url, asked) = refuses_all("403 Forbidden", "InvalidClientTokenId");
+    let error = settings(&url).open_source("orders".into()).await.err().expect("an error");
+    assert!(
         matches!(&error, SourceError::Broken(text) if text.contains("refuses the credentials")),
         "{error}"
     );

@@ -158,7 +158,9 @@ impl Settings {
     fn explain(&self, what: &str, failure: &Failure) -> SourceError {
         let place = self.place();
         match failure {
-            Failure::Lost(said) | Failure::Silent(said) => SourceError::Unavailable(format!("cannot {what} at {place}: {said}")),
+            Failure::Lost(said) | Failure::Silent(said) => {
+                SourceError::Unavailable(format!("cannot {what} at {place}: {said}"))
+            }
             Failure::Refused(said) => SourceError::Broken(format!(
                 "{place} refuses to {what}: {said}: mend the user or the password in `url`, or give the user the permission"
             )),

@@ -15,8 +15,8 @@ use super::stomp::{Failure, Frame, Receiver, Sender};
 use super::{BROKERS_GROUP_HEADER, NOT_BEFORE_HEADER, REASON_HEADER, Settings, destination, send_frame};
 use crate::source::ARRIVALS_AT_ONCE;
 use crate::source::pushed::{
-    ANSWER, Acknowledged, Arrival, Copied, Ending, LongTexts, Memory, Pushed, Weight, Width, brief, fingerprint,
-    instant,
+    ANSWER, Acknowledged, Arrival, Copied, Ending, LongTexts, Memory, Pushed, Weight, Width, brief,
+    fingerprint, instant,
 };
 use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
 

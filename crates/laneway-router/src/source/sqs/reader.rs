@@ -146,6 +146,11 @@ impl Source for SqsSource {
         "sqs"
     }
 
+    /// A standard queue has an order of nothing.
+    fn is_numbered(&self) -> bool {
+        self.inner.fifo
+    }
+
     fn claim(&self, wants: Wants) -> BoxFuture<'_, Result<Vec<Delivery>, SourceError>> {
         self.claim_when_there_is_something(wants).boxed()
     }
