@@ -38,6 +38,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
+use crate::mediator::NO_SEQUENCE;
 use crate::source::{Delivery, DeliveryId, Disposal, Receipt, Settled, Source, SourceError};
 
 /// As many settlements travel together. The embedded queue commits them as one; other sources have limits of their own and cut them up.
@@ -473,8 +474,11 @@ impl Held {
         ledger.entries().held.get(&self.id).is_some_and(|entry| entry.lost || now >= entry.until)
     }
 
-    /// The sequence of its newest delivery, if that is not the one with which it was taken: it may have come again.
+    /// The sequence of its newest delivery, if that is not the one with which it was taken: it may have come again. That of a source without an order is none.
     pub(crate) fn sequence(&self, taken: u64) -> u64 {
+        if !self.ledger.source.is_numbered() {
+            return NO_SEQUENCE;
+        }
         if self.ledger.copies.load(Relaxed) == 0 {
             return taken;
         }

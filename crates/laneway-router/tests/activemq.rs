@@ -2,6 +2,8 @@
 //!
 //! One broker serves all tests of this program, each with a queue of its own; a test that ends its broker has one of its own.
 
+#[path = "cut_off/mod.rs"]
+mod cut_off;
 #[path = "instances/mod.rs"]
 mod instances;
 #[path = "broker/mod.rs"]
@@ -368,6 +370,20 @@ async fn an_instance_that_vanishes_is_followed_in_order() {
         assert_eq!(settled, vec![Settled::Settled; claimed.len()], "{:?}", other.claim(wants(1)).await);
     }
     assert!(witness.next.values().all(|next| *next == EACH), "{:?}", witness.next);
+}
+
+/// ActiveMQ gives the group to the other one, and the one that is cut off has far more in hand than it could begin meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_instance_that_is_cut_off_begins_nothing_that_the_other_one_has() {
+    let heartbeat = Duration::from_secs(1);
+    let active = Active::new(Settings { heartbeat, ..settings(broker()) }).await;
+    active.publish(cut_off::samples()).await;
+    let server = broker().address();
+    let cable = cut_off::Cable::to(server).await;
+    let url = active.settings.url.expose().replace(&server.to_string(), &cable.address.to_string());
+    let over_cable = Settings { url: Secret::new(url), ..active.settings.clone() };
+    let one = ActiveQueue::new(over_cable).consumer("one");
+    cut_off::begins_nothing_more(&cable, heartbeat, one, active.queue.consumer("other")).await;
 }
 
 /// The configuration of the guide as it stands there, but for where the broker is.

@@ -17,7 +17,7 @@ use axum::routing::post;
 use axum::serve::ListenerExt;
 use laneway_router::mediator::{
     BadCertificate, BreakerSettings, BreakerState, Call, HttpMediator, HttpSettings, Limits, Mediator,
-    Mediators, Signer, Simulated, Verdict,
+    Mediators, NO_SEQUENCE, Signer, Simulated, Verdict,
 };
 use laneway_router::message::{MediationType, Message, Secret};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -162,7 +162,7 @@ async fn token_headers_and_fence_arrive() {
     let fenced = Call {
         message: &message,
         key: "order 7%, ü.\r\n",
-        sequence: u64::MAX,
+        sequence: u64::MAX - 1,
         attempt: 3,
         traceparent: None,
     };
@@ -172,12 +172,16 @@ async fn token_headers_and_fence_arrive() {
     assert_eq!(headers["x-tenant"], "blue");
     assert_eq!(headers["content-type"], "application/cloudevents+json");
     assert_eq!(headers["laneway-key"], "order%207%25%2C%20%C3%BC%2E%0D%0A");
-    assert_eq!(headers["laneway-sequence"], "18446744073709551615");
+    assert_eq!(headers["laneway-sequence"], "18446744073709551614");
     assert_eq!(headers["laneway-attempt"], "3");
     assert_eq!(headers["webhook-id"], "m-1");
     let unordered = Call { key: "", ..fenced };
     mediator(HttpSettings::default()).mediate(unordered).await;
     assert!(!received.recv().await.unwrap().0.contains_key("laneway-key"));
+    let unnumbered = Call { sequence: NO_SEQUENCE, ..fenced };
+    mediator(HttpSettings::default()).mediate(unnumbered).await;
+    let (headers, _) = received.recv().await.unwrap();
+    assert!(headers.contains_key("laneway-key") && !headers.contains_key("laneway-sequence"));
 }
 
 /// HMAC as RFC 2104 writes it down, from nothing but the hash.

@@ -2,6 +2,8 @@
 //!
 //! One broker serves all tests of this program, each with a queue of its own; a test that ends its broker has one of its own.
 
+#[path = "cut_off/mod.rs"]
+mod cut_off;
 #[path = "instances/mod.rs"]
 mod instances;
 
@@ -23,7 +25,7 @@ use laneway_router::source::rabbitmq::{NOT_BEFORE_HEADER, RabbitQueue, RabbitSin
 use laneway_router::source::sink::{Outgoing, Published, Sink, SinkError};
 use laneway_router::source::{Delivery, Disposal, Receipt, Settled, Source, SourceError, Wants};
 use laneway_servers::rabbitmq::{self, Broker};
-use lapin::options::{BasicAckOptions, BasicGetOptions, QueueDeclareOptions};
+use lapin::options::{BasicAckOptions, BasicGetOptions, QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Connection, ConnectionProperties};
 use tokio::sync::mpsc;
@@ -678,6 +680,20 @@ async fn two_instances_never_share_a_group_and_one_takes_over_in_order() {
     assert!(witness.next.values().all(|next| *next == EACH), "{:?}", witness.next);
 }
 
+/// RabbitMQ serves the next in line, and the one that is cut off has far more in hand than it could begin meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_instance_that_is_cut_off_begins_nothing_that_the_next_one_has() {
+    let heartbeat = Duration::from_secs(1);
+    let rabbit = Rabbit::new(Settings { heartbeat, ..settings(broker()) }).await;
+    rabbit.publish(cut_off::samples()).await;
+    let server = broker().node.address();
+    let cable = cut_off::Cable::to(server).await;
+    let url = rabbit.settings.url.expose().replace(&server.to_string(), &cable.address.to_string());
+    let over_cable = Settings { url: Secret::new(url), ..rabbit.settings.clone() };
+    let one = RabbitQueue::new(over_cable).consumer("one");
+    cut_off::begins_nothing_more(&cable, heartbeat, one, rabbit.queue.consumer("other")).await;
+}
+
 /// Sees that every group comes without a gap and without a copy.
 #[derive(Default)]
 struct Witness {
@@ -730,6 +746,77 @@ async fn partitions_are_shared_with_an_instance_that_comes_later() {
             break;
         }
     }
+}
+
+/// Something of each partition is under way, and takes as long as it likes: what is behind it is read on, and the partition goes once it can.
+#[tokio::test]
+async fn a_partition_that_cannot_be_handed_over_is_read_on_and_goes_when_it_can() {
+    let (balance, drain) = (Duration::from_millis(100), Duration::from_millis(300));
+    let rabbit = Rabbit::new(Settings { partitions: 2, balance, drain, ..settings(broker()) }).await;
+    let (one, other) =
+        (rabbit.queue.consumer("one"), RabbitQueue::new(rabbit.settings.clone()).consumer("other"));
+    rabbit.publish((0..16).map(|group| sample(&format!("slow{group}"), 0)).collect()).await;
+    let mut held = Vec::new();
+    while held.len() < 16 {
+        let long = Wants { lease: 10 * PATIENCE, ..wants(16 - held.len()) };
+        held.extend(one.claim(long).await.expect("a claim"));
+    }
+    let losses = || one.losses(tokio::time::Instant::now());
+    let before = losses();
+    let mut witness = Witness::default();
+    let mut handed_over = false;
+    let begun = tokio::time::Instant::now();
+    let few = Wants { wait: Duration::from_millis(50), ..wants(100) };
+    for round in 0.. {
+        rabbit.publish((0..16).map(|group| sample(&format!("g{group}"), round)).collect()).await;
+        while witness.count() < (round + 1) * 16 {
+            assert!(begun.elapsed() < PATIENCE, "nobody reads what is behind: {:?}", witness.next);
+            let (first, second) = tokio::join!(one.claim(few), other.claim(few));
+            let (first, second) = (first.expect("a claim"), second.expect("a claim"));
+            handed_over |= !second.is_empty();
+            assert!(held.is_empty() || !handed_over, "a partition of which something is under way");
+            for (source, claimed) in [(&one, first), (&other, second)] {
+                let settled = source.settle(witness.see(&claimed)).await.expect("settled");
+                assert_eq!(settled, vec![Settled::Settled; claimed.len()]);
+            }
+        }
+        if losses() >= before + 2 && !held.is_empty() {
+            // Both were recalled, in vain, and what was read meanwhile came behind that.
+            let done: Vec<_> = held.drain(..).map(|one| (one.receipt, Disposal::Done)).collect();
+            assert_eq!(one.settle(done).await, Ok(vec![Settled::Settled; 16]), "they were ours all the time");
+        }
+        if handed_over {
+            break;
+        }
+    }
+}
+
+/// Publishers would go on to fill queues that nobody reads.
+#[tokio::test]
+async fn fewer_partitions_than_there_were_are_refused_until_those_that_are_too_many_are_gone() {
+    let rabbit = Rabbit::new(Settings { partitions: 4, ..settings(broker()) }).await;
+    for partitions in [1, 2, 3] {
+        let fewer = Settings { partitions, ..rabbit.settings.clone() };
+        let source = RabbitQueue::new(fewer.clone()).consumer("test");
+        let Err(SourceError::Broken(said)) = source.connect().await else {
+            panic!("{partitions} of 4 would be read")
+        };
+        assert!(said.contains("nobody would read"), "{said}");
+        let findings = fewer.examine(&examination()).await;
+        let found = findings.iter().find(|one| one.what.contains("nobody would read"));
+        assert!(found.is_some_and(|one| one.level == Level::Error), "{findings:#?}");
+    }
+    let url = rabbit.settings.url.expose();
+    let connection = Connection::connect(url, ConnectionProperties::default()).await.expect("connected");
+    let channel = connection.create_channel().await.expect("a channel");
+    for number in 2..4 {
+        let queue = format!("{}.{number}", rabbit.settings.queue);
+        channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await.expect("deleted");
+    }
+    let two = Settings { partitions: 2, ..rabbit.settings.clone() };
+    let findings = two.examine(&examination()).await;
+    assert!(findings.iter().all(|finding| finding.level == Level::Fine), "{findings:#?}");
+    RabbitQueue::new(two).consumer("test").connect().await.expect("it is right now");
 }
 
 /// What the doctor says of queues that were made right, and of some that were not.

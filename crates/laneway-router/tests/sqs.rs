@@ -7,8 +7,8 @@ mod instances;
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use broker::{PATIENCE, Witness, of_the_guide, router, text};
@@ -86,6 +86,7 @@ async fn messages_arrive_in_order_although_the_server_goes_away_and_poison_is_pu
     let report = router.shutdown(Duration::from_secs(20)).await;
     assert!(report.settled, "{report:?}");
     let repeats = witness.verify(&[("a", 12), ("b", 12), ("bad", 5)]);
+    assert!(witness.numbered() >= 29, "all of them");
     assert!(repeats <= 20, "only what was in flight is repeated: {repeats}");
     // One whose answer was lost with the server is put there again: this server forgets deduplication ids when it ends.
     let mut distinct = std::collections::BTreeSet::new();
@@ -160,6 +161,11 @@ async fn a_standard_queue_delivers_everything_and_what_is_too_long_is_refused() 
     let groups: Vec<String> =
         (0..25).map(|number| format!("g{number}")).chain(["short".to_owned()]).collect();
     witness.verify(&groups.iter().map(|group| (group.as_str(), 1)).collect::<Vec<_>>());
+    assert_eq!(
+        witness.numbered(),
+        0,
+        "a target that refuses what comes behind a greater one would refuse most"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -235,6 +241,66 @@ fn refuses_all(status: &'static str, code: &'static str) -> (String, Arc<AtomicU
         }
     });
     (url, count)
+}
+
+/// An empty queue, which never answers to a receive. With how many seconds to wait it was asked.
+fn asked_of_an_empty_queue() -> (String, Arc<Mutex<Vec<u64>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}/1/orders.fifo", listener.local_addr().expect("an address"));
+    let waits = Arc::<Mutex<Vec<u64>>>::default();
+    let asked = Arc::clone(&waits);
+    std::thread::spawn(move || {
+        let mut kept = Vec::new();
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            let request = read_request(&mut stream);
+            match request["WaitTimeSeconds"].as_u64() {
+                Some(seconds) => {
+                    asked.lock().unwrap().push(seconds);
+                    kept.push(stream);
+                }
+                None => {
+                    let body = r#"{"Attributes":{"FifoQueue":"true"}}"#;
+                    let head = format!(
+                        "HTTP/1.1 200 OK\r\nContent-Type: application/x-amz-json-1.0\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+                        body.len()
+                    );
+                    let _ = stream.write_all(format!("{head}{body}").as_bytes());
+                }
+            }
+        }
+    });
+    (url, waits)
+}
+
+/// The body of a request, which is an object.
+fn read_request(stream: &mut std::net::TcpStream) -> serde_json::Value {
+    let (mut bytes, mut some) = (Vec::new(), [0; 8192]);
+    loop {
+        let count = stream.read(&mut some).unwrap_or(0);
+        bytes.extend_from_slice(&some[..count]);
+        let text = String::from_utf8_lossy(&bytes);
+        let body = text.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+        match serde_json::from_str(body) {
+            Ok(body) => return body,
+            Err(_) if count == 0 => return json!({}),
+            Err(_) => {}
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_idle_queue_is_asked_once_in_poll_however_long_claims_wait() {
+    for (poll, seconds) in [(Duration::from_secs(20), 20), (Duration::from_millis(1_500), 2)] {
+        let (url, waits) = asked_of_an_empty_queue();
+        let settings = SqsSettings { poll, dead_letters: Some(url.clone()), ..settings(&url) };
+        let source = settings.open_source("orders".into()).await.expect("a source");
+        let wants = Wants { most: 10, wait: Duration::from_millis(1_200), lease: Duration::from_secs(30) };
+        for _ in 0..2 {
+            assert_eq!(source.claim(wants).await.expect("a claim").len(), 0);
+        }
+        assert_eq!(*waits.lock().unwrap(), [seconds], "one receive goes on across both claims");
+    }
 }
 
 #[tokio::test]

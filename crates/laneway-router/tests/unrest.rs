@@ -8,10 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, pending};
 use laneway_router::mediator::Verdict;
 use laneway_router::pool::{Exhausted, PoolSettings, PoolState};
-use laneway_router::router::{DEFAULT_POOL, RouterError};
-use laneway_router::source::{Source, Wants};
+use laneway_router::router::{DEFAULT_POOL, RouterError, SourceSettings};
+use laneway_router::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
 use rig::{Gate, LONG, Rig, again, roomy, script, takes};
 use tokio::time::Instant;
 
@@ -575,4 +577,43 @@ async fn a_shutdown_ends_although_an_attempt_does_not() {
     let other = rig.store.queue("orders").unwrap();
     let wants = Wants { most: 10, wait: MINUTE, lease: MINUTE };
     assert_eq!(other.claim(wants).await.unwrap().len(), 3);
+}
+
+/// A source that answers to nothing.
+struct Hung(String);
+
+impl Source for Hung {
+    fn name(&self) -> &str {
+        &self.0
+    }
+
+    fn claim(&self, _: Wants) -> BoxFuture<'_, Result<Vec<Delivery>, SourceError>> {
+        pending().boxed()
+    }
+
+    fn settle(&self, _: Vec<(Receipt, Disposal)>) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
+        pending().boxed()
+    }
+
+    fn extend(&self, _: Vec<Receipt>, _: Duration) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
+        pending().boxed()
+    }
+
+    fn depth(&self) -> BoxFuture<'_, Result<Depth, SourceError>> {
+        pending().boxed()
+    }
+}
+
+/// Who looks at the sources has a limit of his own, of ten seconds for Prometheus.
+#[tokio::test(start_paused = true)]
+async fn sources_that_hang_are_waited_for_at_the_same_time() {
+    let rig = Rig::new(roomy(), takes(millis(10)));
+    for number in 0..8 {
+        let source = Arc::new(Hung(format!("hung{number}")));
+        rig.router.add_source(source, SourceSettings { lease: MINUTE });
+    }
+    let begin = Instant::now();
+    let views = rig.router.sources().await;
+    assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
+    assert_eq!(views.iter().filter(|view| view.depth.is_none()).count(), 8);
 }

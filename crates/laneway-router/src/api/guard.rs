@@ -27,7 +27,7 @@ use tokio::time::{Instant, Sleep, sleep_until, timeout};
 
 use super::problem::{MEDIA_TYPE, Problem};
 use crate::audit::{Audit, HUNG_UP};
-use crate::mediator::headers::SEQUENCE;
+use crate::mediator::headers::ATTEMPT;
 use crate::service::Service;
 
 /// As much of a foreign refusal is repeated.
@@ -132,9 +132,9 @@ fn admit(token: Option<&str>, headers: &HeaderMap, uri: &Uri) -> Result<(), Prob
         return forbidden("requests from pages of other origins are not answered");
     }
     let Some(token) = token else {
-        if headers.contains_key(SEQUENCE) && !is_target(uri.path()) {
+        if headers.contains_key(ATTEMPT) && !is_target(uri.path()) {
             return forbidden(
-                "this is the call of a router on behalf of a message (laneway-sequence); without a token (laneway.http.admin-token) messages reach nothing here but the test targets",
+                "this is the call of a router on behalf of a message (laneway-attempt); without a token (laneway.http.admin-token) messages reach nothing here but the test targets",
             );
         }
         return match host.is_none_or(is_this_machine) {

@@ -17,7 +17,7 @@
 //! webhook-timestamp: 1767355200                                 of this attempt
 //! webhook-signature: v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=    if there are secrets, one for each
 //! laneway-key: order-7                                          what orders the message, if anything does
-//! laneway-sequence: 4711                                        grows along the key, within one source
+//! laneway-sequence: 4711                                        grows along the key, within one source, if that has an order
 //! laneway-attempt: 1
 //! <the message's own headers>
 //!
@@ -55,7 +55,7 @@ use super::metrics::Metrics;
 use super::signature::Signer;
 use super::target::{self, BadTarget, Pattern, Scope};
 use super::verdict::{Limits, Observed, Trouble, judge};
-use super::{Call, Verdict, headers};
+use super::{Call, NO_SEQUENCE, Verdict, headers};
 use crate::message::{Message, Secret};
 
 /// How targets are called.
@@ -260,7 +260,9 @@ impl HttpMediator {
         if !call.key.is_empty() {
             all.insert(headers::KEY, slate.value(headers::encode(call.key)));
         }
-        all.insert(headers::SEQUENCE, slate.value(call.sequence));
+        if call.sequence != NO_SEQUENCE {
+            all.insert(headers::SEQUENCE, slate.value(call.sequence));
+        }
         all.insert(headers::ATTEMPT, slate.value(call.attempt));
         if let Some(traceparent) = call.traceparent {
             all.insert(headers::TRACEPARENT, slate.value(traceparent));

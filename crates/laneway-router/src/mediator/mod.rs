@@ -39,6 +39,9 @@ pub use sink::Sinks;
 pub use target::{BadPattern, BadTarget, Pattern, Scope};
 pub use verdict::Limits;
 
+/// The sequence of a call whose message has no place among others.
+pub const NO_SEQUENCE: u64 = u64::MAX;
+
 /// One attempt at a message.
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'a> {
@@ -46,7 +49,7 @@ pub struct Call<'a> {
     pub message: &'a Message,
     /// The key of its lane, for the fencing headers; empty for what is not ordered.
     pub key: &'a str,
-    /// Its place among all of its source: grows along a group, so that a target can refuse a call that comes too late.
+    /// Its place among all of its source: grows along a group, so that a target can refuse a call that comes too late. Or [`NO_SEQUENCE`].
     pub sequence: u64,
     /// Which attempt it is, from 1.
     pub attempt: u32,

@@ -9,12 +9,13 @@
 //! | `10ms..20ms` | between the two, evenly |
 //! | `10ms..20ms fail=0.1` | and one attempt in ten fails, as a target with an error of its own would |
 //!
-//! What chance decides follows from the seed, the sequence of the message and the attempt alone, so that a run with the same seed is the same
+//! What chance decides follows from the seed, the sequence of the message (its id, if it has none) and the attempt alone, so that a run with the same seed is the same
 //! run whatever the interleaving, and nothing is shared between calls.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
-use super::{BadTarget, Call, Verdict};
+use super::{BadTarget, Call, NO_SEQUENCE, Verdict};
 
 /// Nothing is simulated for longer.
 const LONGEST: Duration = Duration::from_secs(3_600);
@@ -41,7 +42,9 @@ impl Simulated {
             Ok(plan) => plan,
             Err(problem) => return Verdict::Final { reason: problem },
         };
-        let (delay, fails) = self.decide(plan, call.sequence, call.attempt);
+        // A message without a place has its own luck all the same.
+        let place = if call.sequence == NO_SEQUENCE { hash(&call.message.id) } else { call.sequence };
+        let (delay, fails) = self.decide(plan, place, call.attempt);
         // Tokio's timer would make a millisecond of no time at all.
         if !delay.is_zero() {
             tokio::time::sleep(delay).await;
@@ -66,6 +69,12 @@ impl Simulated {
         let delay = plan.shortest + Duration::from_micros(random.u64(0..=span));
         (delay, random.f64() < plan.fail)
     }
+}
+
+fn hash(id: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    id.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// What a target's text asks for.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::headers;
-use super::{Call, Verdict};
+use super::{Call, NO_SEQUENCE, Verdict};
 use crate::source::sink::{Outgoing, Published, Sink, SinkError};
 
 /// How long a message waits whose broker is not there. This costs no attempt: it is not the message's failure.
@@ -93,7 +93,9 @@ fn outgoing(call: Call<'_>) -> Outgoing {
     };
     let mut headers = message.headers.clone();
     // The fence of the hop before: what reads the next broker can tell a copy that comes too late.
-    headers.insert(headers::SEQUENCE.as_str().to_owned(), call.sequence.to_string());
+    if call.sequence != NO_SEQUENCE {
+        headers.insert(headers::SEQUENCE.as_str().to_owned(), call.sequence.to_string());
+    }
     Outgoing {
         id: message.id.clone(),
         group: (!call.key.is_empty()).then(|| call.key.into()),

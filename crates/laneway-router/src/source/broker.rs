@@ -303,6 +303,10 @@ impl Source for Configured {
         self.open.load().as_ref().map_or(Duration::ZERO, |open| open.gathers_for())
     }
 
+    fn is_numbered(&self) -> bool {
+        self.open.load().as_ref().is_none_or(|open| open.is_numbered())
+    }
+
     fn is_open(&self) -> bool {
         self.open.load().as_ref().is_some_and(|open| open.is_open())
     }

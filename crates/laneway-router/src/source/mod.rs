@@ -194,6 +194,11 @@ pub trait Source: Send + Sync + 'static {
         lease: Duration,
     ) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>>;
 
+    /// Whether the sequence of a delivery is its place. Where it is not, targets are told none.
+    fn is_numbered(&self) -> bool {
+        true
+    }
+
     /// A number that grows whenever claimed deliveries may have become somebody else's before their leases ran out: with a connection, or a partition. It is read before every
     /// attempt; when it has grown, [`are_good`](Self::are_good) is asked.
     fn losses(&self, _now: Instant) -> u64 {

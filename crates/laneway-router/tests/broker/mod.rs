@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use laneway_router::config::{Config, Layering};
-use laneway_router::mediator::{Call, Mediator, Verdict};
+use laneway_router::mediator::{Call, Mediator, NO_SEQUENCE, Verdict};
 use laneway_router::pool::PoolSettings;
 use laneway_router::router::{Router, SourceSettings};
 use laneway_router::source::Source;
@@ -33,6 +33,8 @@ struct Seen {
     /// First deliveries, by group, in order.
     firsts: BTreeMap<String, Vec<usize>>,
     repeats: usize,
+    /// Calls with a sequence.
+    numbered: usize,
 }
 
 /// A target.
@@ -69,6 +71,11 @@ impl Witness {
         }
     }
 
+    /// How many calls had a sequence.
+    pub(crate) fn numbered(&self) -> usize {
+        self.seen().numbered
+    }
+
     /// Sees that these groups came whole and in order, that nothing overlapped, and gives the number of repeated deliveries.
     pub(crate) fn verify(&self, groups: &[(&str, usize)]) -> usize {
         let seen = self.seen();
@@ -85,6 +92,7 @@ impl Mediator for Witness {
         Box::pin(async move {
             let (group, number) = call.message.id.split_once('#').expect("numbered");
             let number: usize = number.parse().expect("numbered");
+            self.seen().numbered += usize::from(call.sequence != NO_SEQUENCE);
             if !self.seen().running.insert(group.to_owned()) {
                 self.seen().overlaps.push(call.message.id.clone());
             }

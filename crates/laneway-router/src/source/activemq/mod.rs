@@ -135,6 +135,11 @@ impl Settings {
             .map_or_else(|| "stomp://?".to_owned(), |parts| format!("stomp://{}:{}", parts.host, parts.port))
     }
 
+    /// The host and the port to which it connects.
+    fn door(&self) -> (String, u16) {
+        parts(self.url.expose()).map_or_else(|| (String::new(), 0), |parts| (parts.host, parts.port))
+    }
+
     /// A connection to the broker, with nothing subscribed to.
     pub async fn connect(&self) -> Result<(Sender, Receiver), SourceError> {
         let parts =
@@ -153,7 +158,9 @@ impl Settings {
     fn explain(&self, what: &str, failure: &Failure) -> SourceError {
         let place = self.place();
         match failure {
-            Failure::Lost(said) => SourceError::Unavailable(format!("cannot {what} at {place}: {said}")),
+            Failure::Lost(said) | Failure::Silent(said) => {
+                SourceError::Unavailable(format!("cannot {what} at {place}: {said}"))
+            }
             Failure::Refused(said) => SourceError::Broken(format!(
                 "{place} refuses to {what}: {said}: mend the user or the password in `url`, or give the user the permission"
             )),

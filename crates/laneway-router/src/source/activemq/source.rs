@@ -15,8 +15,8 @@ use super::stomp::{Failure, Frame, Receiver, Sender};
 use super::{BROKERS_GROUP_HEADER, NOT_BEFORE_HEADER, REASON_HEADER, Settings, destination, send_frame};
 use crate::source::ARRIVALS_AT_ONCE;
 use crate::source::pushed::{
-    ANSWER, Acknowledged, Arrival, Copied, LongTexts, Memory, Pushed, Weight, Width, brief, fingerprint,
-    instant,
+    ANSWER, Acknowledged, Arrival, Copied, Ending, LongTexts, Memory, Pushed, Weight, Width, brief,
+    fingerprint, instant,
 };
 use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
 
@@ -53,7 +53,7 @@ impl ActiveQueue {
     pub fn consumer(&self, name: impl Into<Arc<str>>) -> ActiveSource {
         let inner = Arc::new(Inner {
             name: name.into(),
-            pushed: Pushed::new(1, Arc::clone(&self.memory)),
+            pushed: Pushed::new(1, Arc::clone(&self.memory), self.settings.door()),
             long: LongTexts::new(self.settings.bytes, 1, self.settings.prefetch),
             settings: Arc::clone(&self.settings),
             sender: Mutex::default(),
@@ -246,7 +246,11 @@ async fn hold(inner: &Arc<Inner>) -> Result<(), SourceError> {
     let ended = read(inner, epoch, &sender, &mut receiver).await;
     *inner.sender.lock().unwrap_or_else(PoisonError::into_inner) = None;
     // First here, then there.
-    inner.pushed.lost();
+    let how = match ended {
+        Ok(()) | Err(Failure::Silent(_)) => Ending::LetGo,
+        Err(Failure::Lost(_) | Failure::Refused(_)) => Ending::Closed,
+    };
+    inner.pushed.lost(how).await;
     let _ = timeout(ANSWER, sender.send(&[Frame::new("DISCONNECT")])).await;
     ended.map_err(|failure| inner.settings.explain("read", &failure))
 }

@@ -211,6 +211,8 @@ pub struct Login<'a> {
 pub enum Failure {
     /// It may come back.
     Lost(String),
+    /// Nothing was heard of the broker for too long. It may come back as well.
+    Silent(String),
     /// The broker has said no.
     Refused(String),
 }
@@ -409,7 +411,8 @@ impl Receiver {
                     self.last_sent = Instant::now();
                 }
                 () = sleep_until(silence) => {
-                    return Err(Failure::Lost(format!("nothing was heard for {:?}", self.beats.1.unwrap_or_default())));
+                    let longest = self.beats.1.unwrap_or_default();
+                    return Err(Failure::Silent(format!("nothing was heard for {longest:?}")));
                 }
             }
         }

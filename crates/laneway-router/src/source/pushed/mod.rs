@@ -14,8 +14,16 @@
 //!
 //! * when a lease has run out: whoever had the message is not there any more;
 //! * when nobody has asked for messages, and none is leased or delayed, for a while (*linger*);
-//! * when there are several, and others stand by that have none; then it is drained first;
+//! * when there are several, and others stand by that have none; then it is *recalled* first: nothing more of it is handed out, and what no pool has begun comes back. What is under way is
+//!   waited for, but not for ever, since nobody is served meanwhile: one that a call, a parked group or a paused pool keeps is kept;
 //! * when an acknowledgement could not be sent, although the subscription goes on.
+//!
+//! # When a connection ends
+//!
+//! What came over it is the broker's again, whoever has ended it, and nothing of it can be settled any more. The pools hear of that at once ([`Pushed::losses`]), because somebody else may have
+//! it from then on: the broker gives it to the next in line as soon as it misses this instance. There is one exception. Where connecting is *refused*, nobody listens in the broker's place:
+//! its process is away, and gives nothing to anybody. Until there is one again, or connecting fails in another way, what is held may go on as far as its lease goes; to give it all
+//! back would only make it wait. A broker that cannot be reached, or that has fallen silent, is not away as far as anybody knows.
 
 mod long;
 mod shelf;
@@ -24,6 +32,7 @@ pub(crate) use long::{LongTexts, Weight, Width};
 pub(crate) use shelf::{Arrival, Copied, Fingerprint, Memory, Taken};
 
 use std::hash::BuildHasher;
+use std::io::ErrorKind;
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -31,8 +40,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::FutureExt;
+use tokio::net::TcpStream;
 use tokio::sync::Notify;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{Delivery, Disposal, Receipt, Settled, SourceError, Wants};
 use shelf::Shelf;
@@ -42,6 +52,9 @@ pub(crate) const ANSWER: Duration = Duration::from_secs(15);
 
 /// A connection that has lasted for so long was good; the next failure is the first again.
 const LASTING: Duration = Duration::from_secs(10);
+
+/// Whoever refuses connections says so at once. A place that does not answer within this time is not known to refuse them.
+const REFUSAL: Duration = Duration::from_millis(250);
 
 /// Why a message was given up is said in so many bytes, at most.
 const REASON_BYTES_MAX: usize = 1_024;
@@ -69,9 +82,10 @@ pub(crate) struct Pushed<T> {
     connected: AtomicBool,
     /// How often something that was leased has gone with its subscription, as far as the pools are to know.
     losses: AtomicU64,
-    /// Something has gone with the connection. The pools hear of it when there is one again: while the broker cannot be reached it most likely is away, and nobody else has what we have; so what
-    /// is held may go on until the next renewal of its lease.
+    /// Something has gone with the connection, and the pools have not heard of it yet: the broker is away, as far as is known.
     gone: AtomicBool,
+    /// Host and port of the broker.
+    door: (String, u16),
     /// Why there is none.
     trouble: Mutex<Option<SourceError>>,
     closed: AtomicBool,
@@ -86,6 +100,15 @@ pub(crate) enum LetGo {
     Part(usize),
     /// All of them: nobody is there.
     All,
+}
+
+/// How a connection has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// It was ended here, or nothing was heard of the broker: it is there, as far as anybody knows, and serves the next in line.
+    LetGo,
+    /// It was closed, or could not be made: perhaps the broker itself is away.
+    Closed,
 }
 
 /// What became of an acknowledgement.
@@ -120,8 +143,8 @@ impl<T> Drop for Want<'_, T> {
 }
 
 impl<T> Pushed<T> {
-    /// With so many subscriptions.
-    pub(crate) fn new(parts: usize, memory: Arc<Mutex<Memory>>) -> Self {
+    /// With so many subscriptions, at a broker with this host and port.
+    pub(crate) fn new(parts: usize, memory: Arc<Mutex<Memory>>, door: (String, u16)) -> Self {
         Pushed {
             shelf: Mutex::new(Shelf::new(parts)),
             memory,
@@ -134,6 +157,7 @@ impl<T> Pushed<T> {
             connected: AtomicBool::new(false),
             losses: AtomicU64::new(0),
             gone: AtomicBool::new(false),
+            door,
             trouble: Mutex::default(),
             closed: AtomicBool::new(false),
             ended: AtomicBool::new(false),
@@ -328,8 +352,8 @@ impl<T> Pushed<T> {
                 self.asked.store(false, SeqCst);
                 continue;
             };
-            // It has been, unless it was a panic.
-            self.lost();
+            // It has been, unless it was a panic, or there was no connection.
+            self.lost(Ending::Closed).await;
             failures = if begun.elapsed() > LASTING { 0 } else { failures + 1 };
             self.failed(error);
             tokio::select! {
@@ -430,11 +454,23 @@ impl<T> Pushed<T> {
         }
     }
 
-    /// Nothing more of a subscription is handed out; it is let go when what was handed out is back.
-    #[cfg(feature = "rabbitmq")]
-    pub(crate) fn drain(&self, part: usize) {
-        self.shelf().drain(part, Instant::now());
+    /// Nothing more of a subscription is handed out, and what has not begun comes back; it is let go when all that was handed out is back.
+    #[cfg(any(feature = "rabbitmq", test))]
+    pub(crate) fn recall(&self, part: usize) {
+        let mut shelf = self.shelf();
+        if shelf.recall(part, Instant::now()) {
+            self.losses.fetch_add(1, SeqCst);
+        }
+        drop(shelf);
         self.driver.notify_waiters();
+    }
+
+    /// A subscription that was recalled is not let go, if it has not been. True if it was still to be.
+    #[cfg(any(feature = "rabbitmq", test))]
+    pub(crate) fn keep(&self, part: usize) -> bool {
+        let was_recalled = self.shelf().keep(part, Instant::now());
+        self.stirred.notify_waiters();
+        was_recalled
     }
 
     /// The subscriptions over which something has come, and that are not on their way out.
@@ -446,22 +482,41 @@ impl<T> Pushed<T> {
     /// There is a connection.
     pub(crate) fn recovered(&self) {
         self.doubt.store(false, SeqCst);
-        if self.gone.swap(false, SeqCst) {
-            self.losses.fetch_add(1, SeqCst);
-        }
+        self.tell_losses();
         self.connected.store(true, SeqCst);
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.stirred.notify_waiters();
     }
 
-    /// There is none any more: what the broker gives to others is not ours.
-    pub(crate) fn lost(&self) {
+    /// There is none any more: what the broker gives to others is not ours. The pools hear of it, unless the broker is away itself.
+    pub(crate) async fn lost(&self, how: Ending) {
         self.connected.store(false, SeqCst);
+        self.forget_all();
+        let is_away = how == Ending::Closed && self.gone.load(SeqCst) && self.is_refused().await;
+        if !is_away {
+            self.tell_losses();
+        }
+    }
+
+    fn forget_all(&self) {
         let (mut shelf, mut memory, now) = (self.shelf(), self.memory(), Instant::now());
         for part in 0..shelf.parts() {
             if shelf.forget(part, &mut memory, now) {
                 self.gone.store(true, SeqCst);
             }
+        }
+    }
+
+    /// Whether nobody listens in the broker's place.
+    async fn is_refused(&self) -> bool {
+        let (host, port) = &self.door;
+        let knocked = timeout(REFUSAL, TcpStream::connect((host.as_str(), *port))).await;
+        matches!(knocked, Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused)
+    }
+
+    fn tell_losses(&self) {
+        if self.gone.swap(false, SeqCst) {
+            self.losses.fetch_add(1, SeqCst);
         }
     }
 
@@ -522,50 +577,86 @@ fn pause(failures: u32) -> Duration {
 mod tests {
     use super::*;
 
-    #[tokio::test(start_paused = true)]
+    const LEASE: Duration = Duration::from_secs(9);
+
+    /// A place where nobody listens.
+    async fn nowhere() -> (String, u16) {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        ("127.0.0.1".to_owned(), listener.local_addr().expect("an address").port())
+    }
+
+    /// One message comes over a subscription, and is claimed.
+    async fn claimed(pushed: &Pushed<u64>, part: usize, number: u64) -> Receipt {
+        arrive(pushed, part, number);
+        let wants = Wants { most: 1, wait: Duration::ZERO, lease: LEASE };
+        pushed.claim(wants).await.expect("it is there")[0].receipt.clone()
+    }
+
+    fn arrive(pushed: &Pushed<u64>, part: usize, number: u64) {
+        let epoch = pushed.open(part);
+        let known = pushed.arrive([Arrival {
+            part,
+            epoch,
+            fingerprint: Fingerprint { hash: number, unique: true },
+            perhaps_again: false,
+            earlier: 0,
+            group: None,
+            text: [].into(),
+            not_before: None,
+            tag: number,
+        }]);
+        assert!(known.is_empty());
+    }
+
+    #[tokio::test]
     async fn a_subscription_that_goes_with_something_leased_is_a_loss_and_no_other() {
-        let pushed = Pushed::new(2, Arc::default());
-        let arrive = |part: usize, number: u64| {
-            let epoch = pushed.open(part);
-            pushed.arrive([Arrival {
-                part,
-                epoch,
-                fingerprint: Fingerprint { hash: number, unique: true },
-                perhaps_again: false,
-                earlier: 0,
-                group: None,
-                text: [].into(),
-                not_before: None,
-                tag: number,
-            }])
-        };
-        assert!(arrive(0, 1).is_empty());
-        let wants = Wants { most: 1, wait: Duration::ZERO, lease: Duration::from_secs(9) };
-        let claimed = pushed.claim(wants).await.unwrap();
-        assert!(arrive(1, 2).is_empty());
+        let pushed = Pushed::new(2, Arc::default(), nowhere().await);
+        let receipts = [claimed(&pushed, 0, 1).await];
+        arrive(&pushed, 1, 2);
         pushed.forget(1);
-        let receipts = [claimed[0].receipt.clone()];
         assert_eq!((pushed.losses(), pushed.are_good(&receipts)), (0, vec![true]), "nothing of it was out");
-        pushed.lost();
+        pushed.forget(0);
+        assert_eq!((pushed.losses(), pushed.are_good(&receipts)), (1, vec![false]));
+        pushed.lost(Ending::LetGo).await;
+        assert_eq!(pushed.losses(), 1, "nothing was out");
+        let receipts = [claimed(&pushed, 0, 3).await];
+        pushed.lost(Ending::LetGo).await;
+        assert_eq!((pushed.losses(), pushed.are_good(&receipts)), (2, vec![false]), "at once");
+    }
+
+    #[tokio::test]
+    async fn what_goes_with_a_connection_is_a_loss_at_once_unless_nobody_listens_where_the_broker_was() {
+        let door = nowhere().await;
+        let pushed = Pushed::new(1, Arc::default(), door.clone());
+        let receipts = [claimed(&pushed, 0, 1).await];
+        pushed.lost(Ending::Closed).await;
         assert_eq!(
             (pushed.losses(), pushed.are_good(&receipts)),
             (0, vec![false]),
             "nobody has it meanwhile"
         );
+        pushed.lost(Ending::Closed).await;
+        assert_eq!(pushed.losses(), 0, "it is still away");
         pushed.recovered();
-        assert_eq!(pushed.losses(), 1, "the broker is there, and may have given it to others");
-        pushed.lost();
-        pushed.recovered();
+        assert_eq!(pushed.losses(), 1, "it is there, and may have given it to others");
+
+        claimed(&pushed, 0, 2).await;
+        pushed.lost(Ending::Closed).await;
         assert_eq!(pushed.losses(), 1);
-        arrive(0, 3);
-        pushed.claim(wants).await.unwrap();
-        pushed.forget(0);
-        assert_eq!(pushed.losses(), 2, "a subscription that was let go is somebody else's at once");
+        let listener = tokio::net::TcpListener::bind(door).await.expect("its port is free");
+        pushed.lost(Ending::Closed).await;
+        assert_eq!(pushed.losses(), 2, "somebody listens, but there is no connection");
+        pushed.recovered();
+        assert_eq!(pushed.losses(), 2, "it was told");
+        claimed(&pushed, 0, 3).await;
+        pushed.lost(Ending::Closed).await;
+        assert_eq!(pushed.losses(), 3, "the broker has closed it, and is there");
+        drop(listener);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_driver_that_panics_says_so_and_begins_again() {
-        let pushed = Arc::new(Pushed::<()>::new(1, Arc::default()));
+        let pushed = Arc::new(Pushed::<()>::new(1, Arc::default(), nowhere().await));
         let driven = Arc::clone(&pushed);
         let driver = tokio::spawn(async move {
             let lives = AtomicUsize::new(0);

@@ -100,6 +100,8 @@ struct Part {
     settling: usize,
     /// Nothing more of it is handed out.
     draining: bool,
+    /// What is out of it is wanted back, unless it has begun.
+    recalled: bool,
 }
 
 struct Item<T> {
@@ -301,9 +303,9 @@ impl<T> Shelf<T> {
         }
     }
 
-    /// Whether a receipt is still good.
+    /// Whether what a receipt is for may be begun. What is recalled may not, but can be settled.
     pub(crate) fn is_good(&self, receipt: &Receipt) -> bool {
-        self.find(receipt).is_some()
+        self.find(receipt).is_some_and(|place| !self.parts[self.items[place].part].recalled)
     }
 
     /// The place of the message of a receipt that is still good.
@@ -380,8 +382,32 @@ impl<T> Shelf<T> {
     /// Hands out nothing more of what came over a subscription, so that it can be let go without anything being repeated.
     pub(crate) fn drain(&mut self, part: usize, now: Instant) {
         self.parts[part].draining = true;
+        self.list_all(now);
+    }
+
+    fn list_all(&mut self, now: Instant) {
         let groups: Vec<usize> = self.groups.iter().map(|(place, _)| place).collect();
         groups.into_iter().for_each(|group| self.list(group, now));
+    }
+
+    /// Drains it, and wants back what is out of it and has not begun. True if something is out.
+    #[cfg_attr(not(feature = "rabbitmq"), allow(dead_code, reason = "a single one has nothing to share"))]
+    pub(crate) fn recall(&mut self, part: usize, now: Instant) -> bool {
+        self.parts[part].recalled = true;
+        self.drain(part, now);
+        self.parts[part].leased > 0
+    }
+
+    /// Does not drain it any more. True if it was drained, and not empty yet.
+    #[cfg_attr(not(feature = "rabbitmq"), allow(dead_code, reason = "a single one has nothing to share"))]
+    pub(crate) fn keep(&mut self, part: usize, now: Instant) -> bool {
+        let Part { recalled, draining, .. } = &mut self.parts[part];
+        *draining &= !*recalled;
+        let was_recalled = std::mem::take(recalled);
+        if was_recalled {
+            self.list_all(now);
+        }
+        was_recalled
     }
 
     /// The same for all of them.
@@ -713,6 +739,26 @@ mod tests {
     }
 
     #[test]
+    fn what_is_recalled_is_wanted_back_and_goes_on_if_its_subscription_is_kept() {
+        let mut bench = Bench::new();
+        for number in 0..3 {
+            assert_eq!(bench.arrive("a", number, false), None);
+        }
+        assert!(!bench.shelf.keep(0, bench.now), "nothing was recalled");
+        let held = bench.claim(2);
+        let now = bench.now;
+        assert!(bench.shelf.recall(0, now), "two are out");
+        assert!(held.iter().all(|it| !bench.shelf.is_good(&it.receipt)), "neither may be begun");
+        assert_eq!(bench.shelf.extend(&held[0].receipt, LEASE, now), Settled::Settled);
+        assert_eq!(bench.shelf.give_back(&held[1].receipt, Duration::ZERO, now), Settled::Settled);
+        assert!(bench.claim(9).is_empty() && bench.shelf.drained().is_none(), "one is under way");
+        assert!(bench.shelf.keep(0, now));
+        assert!(bench.shelf.is_good(&held[0].receipt) && bench.shelf.served() == [0]);
+        assert_eq!(texts(&bench.claim(9)), ["1", "2"], "behind the one that is under way");
+        assert!(bench.shelf.take(&held[0].receipt, now).is_some());
+    }
+
+    #[test]
     fn a_delayed_head_keeps_its_group_and_no_other() {
         let mut bench = Bench::new();
         bench.arrive("a", 0, false);
@@ -857,12 +903,17 @@ mod tests {
             }
             11 if random.u32(..12) == 0 => {
                 let part = random.usize(..2);
-                match random.bool() {
-                    true => {
+                match random.u32(..3) {
+                    0 => {
                         shelf.drain(part, now);
                         model.draining[part] = true;
                     }
-                    false => {
+                    1 => {
+                        shelf.recall(part, now);
+                        assert!(shelf.keep(part, now));
+                        model.draining[part] = false;
+                    }
+                    _ => {
                         shelf.forget(part, &mut run.memory, now);
                         model.forget(part);
                         run.epochs[part] = shelf.open(part);

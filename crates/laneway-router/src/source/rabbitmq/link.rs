@@ -21,7 +21,7 @@ use rustls::CertificateError;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
-use super::{Settings, long_name};
+use super::{AMQP_NAME_BYTES_MAX, Settings, long_name};
 use crate::mediator::connect::certificates;
 use crate::source::SourceError;
 use crate::source::broker::{Examination, Finding, Role};
@@ -84,6 +84,11 @@ fn is_missing(error: &Error) -> bool {
 pub(super) fn is_long_frame(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::ProtocolError(said)
         if matches!(said.kind(), AMQPErrorKind::Hard(AMQPHardError::FRAMEERROR)))
+}
+
+/// Whether nothing was heard of the broker for two heartbeats.
+pub(super) fn is_silence(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::MissingHeartbeatError)
 }
 
 /// Sends several things over a channel, in this order, and waits until all have left. The client takes each in when it is first polled, and writes what it
@@ -207,6 +212,9 @@ pub(super) async fn prepare(
 ) -> Result<(), SourceError> {
     let mut queues: Vec<(String, bool)> = settings.queues().into_iter().map(|queue| (queue, true)).collect();
     if role == Role::Source {
+        if let Some(stranded) = stranded(settings, connection).await? {
+            return Err(SourceError::Broken(stranded));
+        }
         queues.extend([&settings.dead_letters, &settings.quarantine].map(|queue| (queue.clone(), false)));
     }
     for (queue, ordered) in queues {
@@ -226,6 +234,34 @@ pub(super) async fn prepare(
         true => bind(settings, connection).await,
         false => Ok(()),
     }
+}
+
+/// What is wrong with the number of partitions, if there were more of them: publishers would still fill those that nobody reads. A single queue has no number, and one that is called like a
+/// partition may be somebody else's; two of them are not.
+async fn stranded(settings: &Settings, connection: &Connection) -> Result<Option<String>, SourceError> {
+    let first = if settings.partitions == 1 { 0 } else { settings.partitions };
+    let mut found = None;
+    for queue in (first..=first.max(1)).map(|number| settings.partition(number)) {
+        // What AMQP has no room for is not there.
+        if queue.len() > AMQP_NAME_BYTES_MAX {
+            return Ok(None);
+        }
+        match look_at(settings, connection, &queue).await {
+            Ok(Some(_)) => found = Some(queue),
+            // Who may not see it has not made it.
+            Ok(None) | Err(SourceError::Broken(_)) => return Ok(None),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found.map(|queue| too_many(settings, &queue)))
+}
+
+fn too_many(settings: &Settings, queue: &str) -> String {
+    format!(
+        "there is a queue {queue:?} at {}, but `partitions` is {}: nobody would read what is in it; set `partitions` to as many as there are, or empty those that are too many and delete them",
+        settings.place(),
+        settings.partitions
+    )
 }
 
 /// Makes the exchange in front of the partitions. What is there already is left as it is.
@@ -365,6 +401,12 @@ pub(super) async fn examine(settings: &Settings, examination: &Examination) -> V
         findings.push(examine_exchange(settings, &connection).await);
     }
     if examination.role == Role::Source {
+        if let Ok(Some(stranded)) = stranded(settings, &connection).await {
+            findings.push(Finding::error(
+                stranded,
+                "`laneway doctor` with the old number of `partitions` shows what waits in each",
+            ));
+        }
         for queue in [&settings.dead_letters, &settings.quarantine] {
             findings.push(match look_at(settings, &connection, queue).await {
                 Ok(Some((count, _))) => Finding::fine(format!("queue {queue}: {count} messages")),

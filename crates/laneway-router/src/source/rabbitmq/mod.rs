@@ -24,7 +24,8 @@
 //!
 //! One queue is served to one instance. To share the work, there are several queues behind an exchange of the type `x-consistent-hash`, which sends a routing
 //! key, here the group, always to the same queue. Each queue serves the instance that came first. So that one that started early does not keep all of them,
-//! an instance that has more than its share drains a partition and goes to the end of its line, from time to time (`balance`).
+//! an instance that has more than its share recalls a partition and goes to the end of its line, from time to time (`balance`). Nobody is served while it waits for what is under way, so that
+//! ends (`drain`): one that is not free by then is kept, and another one is tried.
 
 mod acks;
 mod link;
@@ -99,6 +100,8 @@ pub struct Settings {
     pub linger: Duration,
     /// How often an instance looks whether it has more than its share of the partitions.
     pub balance: Duration,
+    /// How long a partition that is to go to another instance waits for what is under way.
+    pub drain: Duration,
     /// How often both sides say that they are there; who is not heard of for twice this time is gone.
     pub heartbeat: Duration,
 }
@@ -130,6 +133,7 @@ impl Settings {
             quarantine: format!("{queue}.quarantine"),
             linger: Duration::from_secs(1),
             balance: Duration::from_secs(10),
+            drain: Duration::from_secs(10),
             heartbeat: Duration::from_secs(10),
         }
     }
@@ -138,8 +142,12 @@ impl Settings {
     fn queues(&self) -> Vec<String> {
         match self.partitions {
             1 => vec![self.queue.clone()],
-            many => (0..many).map(|number| format!("{}.{number}", self.queue)).collect(),
+            many => (0..many).map(|number| self.partition(number)).collect(),
         }
+    }
+
+    fn partition(&self, number: usize) -> String {
+        format!("{}.{number}", self.queue)
     }
 
     /// The queue by which instances are counted.
@@ -171,6 +179,11 @@ impl Settings {
         let is_secret = self.uri().is_ok_and(|uri| uri.scheme == AMQPScheme::AMQPS);
         let is_bad = !self.trusted_certificates.is_empty() && !is_secret;
         is_bad.then_some("is for TLS: the URL must begin with amqps://")
+    }
+
+    /// The host and the port to which it connects.
+    fn door(&self) -> (String, u16) {
+        self.uri().map_or_else(|_| (String::new(), 0), |uri| (uri.authority.host, uri.authority.port))
     }
 
     /// Where it is, without the user's part.
@@ -270,6 +283,9 @@ pub(super) fn read(s: &mut Section<'_>, role: Role) -> Arc<dyn Broker> {
         }
         if s.has("balance") {
             settings.balance = s.duration("balance", Duration::from_millis(100)..=Duration::from_secs(3600));
+        }
+        if s.has("drain") {
+            settings.drain = s.duration("drain", Duration::from_millis(100)..=Duration::from_secs(3600));
         }
     }
     if role == Role::Sink {

@@ -19,14 +19,14 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::acks::Acks;
-use super::link::{Publisher, To, answer, connect, is_long_frame, look_at, prepare};
+use super::link::{Publisher, To, answer, connect, is_long_frame, is_silence, look_at, prepare};
 use super::packed::Packed;
 use super::{NOT_BEFORE_HEADER, REASON_HEADER, Settings};
 use crate::source::ARRIVALS_AT_ONCE;
 use crate::source::broker::Role;
 use crate::source::pushed::{
-    ANSWER, Acknowledged, Arrival, Copied, LetGo, LongTexts, Memory, Pushed, Weight, Width, brief, caught,
-    fingerprint, instant,
+    ANSWER, Acknowledged, Arrival, Copied, Ending, LetGo, LongTexts, Memory, Pushed, Weight, Width, brief,
+    caught, fingerprint, instant,
 };
 use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
 
@@ -35,6 +35,13 @@ const SETTLES_AT_ONCE: usize = 512;
 
 /// An acknowledgement of many costs the broker no more than one, and the prefetch is soon used up while they gather.
 const GATHER: Duration = Duration::from_millis(1);
+
+/// A partition that was kept because something of it was under way for too long is not recalled again for so many times as long, and for twice that after the next time: nobody is served
+/// meanwhile.
+const KEPT_FOR: u32 = 10;
+
+/// That is doubled so often at most.
+const DOUBLED_MAX: u32 = 6;
 
 /// A queue, or the partitions of one, to read from.
 pub struct RabbitQueue {
@@ -52,7 +59,7 @@ impl RabbitQueue {
     pub fn consumer(&self, name: impl Into<Arc<str>>) -> RabbitSource {
         let inner = Arc::new(Inner {
             name: name.into(),
-            pushed: Pushed::new(self.settings.partitions, Arc::clone(&self.memory)),
+            pushed: Pushed::new(self.settings.partitions, Arc::clone(&self.memory), self.settings.door()),
             publisher: Publisher::new(Arc::clone(&self.settings)),
             long: LongTexts::new(
                 self.settings.bytes,
@@ -272,7 +279,8 @@ async fn hold(inner: &Arc<Inner>) -> Result<(), SourceError> {
     // Whatever ends it, the way out is the same: readers that were left behind would keep the queue from the next subscription.
     let ended = caught(session.run()).await;
     // First here, then there. What could not be acknowledged has to be remembered before it comes again.
-    inner.pushed.lost();
+    let how = if ended.is_ok() || session.is_silent { Ending::LetGo } else { Ending::Closed };
+    inner.pushed.lost(how).await;
     session.end().await;
     let _ = timeout(ANSWER, connection.close(200, "closed".into())).await;
     ended
@@ -284,10 +292,25 @@ struct Session<'a> {
     connection: &'a Connection,
     queues: Vec<String>,
     open: Vec<Option<Subscription>>,
+    /// What becomes of partitions that are more than this instance's share.
+    handing_over: Vec<HandingOver>,
     /// Where instances are counted, if there are partitions to be shared.
     presence: Option<Presence>,
+    /// Nothing was heard of the broker for too long.
+    is_silent: bool,
     /// Readers say here that they have come to an end.
     ends: (mpsc::UnboundedSender<End>, mpsc::UnboundedReceiver<End>),
+}
+
+/// A partition on its way to another instance, or kept because it could not go.
+#[derive(Clone, Copy, Default)]
+struct HandingOver {
+    /// It is recalled, and what is under way waited for until then.
+    until: Option<Instant>,
+    /// It was in vain so often.
+    failures: u32,
+    /// It is not recalled again before.
+    not_before: Option<Instant>,
 }
 
 /// A consumer of a queue in which there is never a message. A queue with a single active consumer does not say how many stand by; this one does.
@@ -333,7 +356,9 @@ impl<'a> Session<'a> {
     fn new(inner: Arc<Inner>, connection: &'a Connection) -> Self {
         let queues = inner.settings.queues();
         let open = queues.iter().map(|_| None).collect();
-        Session { inner, connection, queues, open, presence: None, ends: mpsc::unbounded_channel() }
+        let handing_over = vec![HandingOver::default(); queues.len()];
+        let (presence, is_silent, ends) = (None, false, mpsc::unbounded_channel());
+        Session { inner, connection, queues, open, handing_over, presence, is_silent, ends }
     }
 
     /// Subscribes while somebody wants messages, lets go when it should. No error means that the source was closed.
@@ -358,6 +383,7 @@ impl<'a> Session<'a> {
             }
             let lacks = self.open.iter().any(Option::is_none);
             let has = self.open.iter().any(Option::is_some);
+            let patience_ends = self.handing_over.iter().filter_map(|one| one.until).min();
             tokio::select! {
                 () = pushed.until_closed() => return Ok(()),
                 end = self.ends.1.recv() => self.note_end(end)?,
@@ -367,19 +393,38 @@ impl<'a> Session<'a> {
                     self.share().await?;
                     next_look = Instant::now() + inner.settings.balance;
                 }
+                () = sleep_until(patience_ends.unwrap_or(next_look)), if patience_ends.is_some() => {
+                    self.keep_what_cannot_go();
+                }
             }
         }
     }
 
-    /// Lets go of a partition if this instance has more than its share and others stand by. Every instance subscribes to all partitions, so whoever is next in
+    /// Ends the recall of partitions of which something has been under way for too long.
+    fn keep_what_cannot_go(&mut self) {
+        let (pushed, drain, now) = (&self.inner.pushed, self.inner.settings.drain, Instant::now());
+        for (part, one) in self.handing_over.iter_mut().enumerate() {
+            if one.until.is_some_and(|until| until <= now) && pushed.keep(part) {
+                let pause = drain * (KEPT_FOR << one.failures.min(DOUBLED_MAX));
+                (one.failures, one.not_before) = (one.failures + 1, Some(now + pause));
+            }
+            one.until = one.until.filter(|until| *until > now);
+        }
+    }
+
+    /// Recalls a partition if this instance has more than its share and others stand by. Every instance subscribes to all partitions, so whoever is next in
     /// line gets it. One at a time: the next look finds what has become of it.
     async fn share(&mut self) -> Result<(), SourceError> {
         let (settings, queue) = (&*self.inner.settings, self.inner.settings.instances());
         let Some((_, instances)) = look_at(settings, self.connection, &queue).await? else { return Ok(()) };
-        let mut served = self.inner.pushed.served();
-        let Some(last) = served.pop() else { return Ok(()) };
-        if served.len() >= self.queues.len().div_ceil(instances.max(1) as usize) {
-            self.inner.pushed.drain(last);
+        let (served, now) = (self.inner.pushed.served(), Instant::now());
+        if served.len() <= self.queues.len().div_ceil(instances.max(1) as usize) {
+            return Ok(());
+        }
+        let may_go = |part: &&usize| self.handing_over[**part].not_before.is_none_or(|time| time <= now);
+        if let Some(last) = served.iter().rev().find(may_go) {
+            self.handing_over[*last].until = Some(now + settings.drain);
+            self.inner.pushed.recall(*last);
         }
         Ok(())
     }
@@ -440,6 +485,7 @@ impl<'a> Session<'a> {
         if matches!(&why, Why::Lost(error) if is_long_frame(error)) {
             self.inner.has_long_headers.store(true, SeqCst);
         }
+        self.is_silent = matches!(&why, Why::Lost(error) if is_silence(error));
         let (place, queue) = (self.inner.settings.place(), &self.queues[part]);
         Err(SourceError::Unavailable(match why {
             Why::Lost(error) => format!("the connection to {place} was lost: {error}"),
@@ -459,6 +505,7 @@ impl<'a> Session<'a> {
                 // Who wants nothing has no share.
                 self.presence = None;
             }
+            self.handing_over[part] = HandingOver::default();
             inner.pushed.forget(part);
             if let Some(Subscription { channel, acks, .. }) = open.take() {
                 acks.end().await;

@@ -183,7 +183,7 @@ impl Calls {
         answer.queue_url.ok_or_else(|| SourceError::Broken(format!("{arn}: SQS did not say where it is")))
     }
 
-    /// Receives up to ten messages, waiting for the first so many whole seconds.
+    /// Receives up to ten messages, waiting for the first so many whole seconds, rounded up.
     pub(super) async fn receive(
         &self,
         url: &str,
@@ -192,16 +192,16 @@ impl Calls {
         lease: Duration,
         fifo: bool,
     ) -> Result<Vec<Fetched>, SourceError> {
-        let wait = wait.as_secs().min(20);
+        let wait = seconds(wait).clamp(0, 20);
         let asked = self.client.receive_message().queue_url(url).message_attribute_names("All");
         let asked = asked.max_number_of_messages(most.clamp(1, TOGETHER) as i32);
-        let asked = asked.wait_time_seconds(wait as i32).visibility_timeout(seconds(lease).max(1));
+        let asked = asked.wait_time_seconds(wait).visibility_timeout(seconds(lease).max(1));
         let asked = asked.message_system_attribute_names(MessageSystemAttributeName::All);
         // A receive whose answer got lost and that is tried again gets the same messages, not the next ones.
         let attempt = fifo.then(unique_id);
         let patience = TimeoutConfig::builder()
             .connect_timeout(CONNECT)
-            .operation_attempt_timeout(ANSWER + Duration::from_secs(wait));
+            .operation_attempt_timeout(ANSWER + Duration::from_secs(wait as u64));
         let override_ = aws_sdk_sqs::config::Builder::new().timeout_config(patience.build());
         let asked = asked.set_receive_request_attempt_id(attempt).customize().config_override(override_);
         let answer = asked.send().await.map_err(|error| trouble(url, error))?;
@@ -314,7 +314,7 @@ fn place(id: &str, count: usize) -> Option<usize> {
     id.parse().ok().filter(|place| *place < count)
 }
 
-/// Whole seconds, rounded up: nothing becomes visible early.
+/// Whole seconds, rounded up: nothing becomes visible early, and nobody asks before it is time.
 pub(super) fn seconds(time: Duration) -> i32 {
     let time = time.min(VISIBILITY_MAX);
     time.as_secs() as i32 + i32::from(time.subsec_nanos() > 0)

@@ -6,8 +6,8 @@
 //! # Receives outlive claims
 //!
 //! A receive that is under way cannot be taken back: SQS may have handed out the messages already, and they, and their groups, would be out of sight for a whole
-//! lease. So a receive is a task of its own. A claim waits for it; if the claim is dropped, the next one finds what the task has brought. A receive never waits
-//! longer than the claim that began it. When the source is closed, what nobody has claimed goes back at once.
+//! lease. So a receive is a task of its own. A claim waits for it; if the claim ends before, or is dropped, the next one finds what the task has brought. So an idle queue is asked once in `poll`,
+//! however long claims wait; only a claim that would not wait for a second asks what is there now. When the source is closed, what nobody has claimed goes back at once.
 //!
 //! # Receipts that are too old
 //!
@@ -29,10 +29,13 @@ use tokio::time::{Instant, sleep, timeout_at};
 use super::calls::{CALL_BYTES_MAX, Calls, Fetched, Letter, Sent, TOGETHER, lease_end};
 use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
 
-/// Between receives that do not wait, which are only made for the last part of a second.
+/// The unit in which SQS waits. Whoever has no more time than that asks what is there now.
+const SHORT: Duration = Duration::from_secs(1);
+
+/// Between receives that do not wait.
 const SHORT_PAUSE: Duration = Duration::from_millis(200);
 
-/// How long a claim waits beyond its time for a receive that should be back.
+/// How long a claim that asks what is there now waits beyond its time for the answer.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// A source of SQS.
@@ -107,6 +110,7 @@ impl SqsSource {
 
     async fn claim_when_there_is_something(&self, wants: Wants) -> Result<Vec<Delivery>, SourceError> {
         let deadline = Instant::now() + wants.wait;
+        let until = if wants.wait < SHORT { deadline + GRACE } else { deadline };
         let Ok(mut pending) = timeout_at(deadline, self.pending.lock()).await else { return Ok(Vec::new()) };
         self.inner.forget_what_is_over();
         loop {
@@ -119,15 +123,13 @@ impl SqsSource {
                 return Ok(pending.ready.drain(..count).map(|ready| ready.delivery).collect());
             }
             if pending.receiving.is_none() {
-                let left = deadline.saturating_duration_since(Instant::now());
-                if left.is_zero() || wants.most == 0 {
+                if deadline <= Instant::now() || wants.most == 0 {
                     return Ok(Vec::new());
                 }
-                let receive = Arc::clone(&self.inner).receive(Wants { wait: left, ..wants });
-                pending.receiving = Some(tokio::spawn(receive));
+                pending.receiving = Some(tokio::spawn(Arc::clone(&self.inner).receive(wants)));
             }
             let Some(receiving) = &mut pending.receiving else { continue };
-            let Ok(received) = timeout_at(deadline + GRACE, receiving).await else { return Ok(Vec::new()) };
+            let Ok(received) = timeout_at(until, receiving).await else { return Ok(Vec::new()) };
             pending.receiving = None;
             let received = received.map_err(|error| SourceError::Unavailable(error.to_string()))??;
             pending.ready.extend(received);
@@ -142,6 +144,11 @@ impl Source for SqsSource {
 
     fn kind(&self) -> &'static str {
         "sqs"
+    }
+
+    /// A standard queue has an order of nothing.
+    fn is_numbered(&self) -> bool {
+        self.inner.fifo
     }
 
     fn claim(&self, wants: Wants) -> BoxFuture<'_, Result<Vec<Delivery>, SourceError>> {
@@ -200,10 +207,10 @@ impl Inner {
     /// One receive that waits, and as long as they come in full, more that do not. SQS locks a group from the first of its messages on, so two receives at a time
     /// never bring messages of one group.
     async fn receive(self: Arc<Self>, wants: Wants) -> Result<Vec<Ready>, SourceError> {
-        let wait = wants.wait.min(self.poll);
+        let wait = if wants.wait < SHORT { Duration::ZERO } else { self.poll };
         let mut received = self.receive_once(wants.most.min(TOGETHER), wait, wants.lease).await?;
-        if received.is_empty() && wait < Duration::from_secs(1) {
-            sleep(SHORT_PAUSE.min(wait)).await;
+        if received.is_empty() && wait.is_zero() {
+            sleep(SHORT_PAUSE.min(wants.wait)).await;
         }
         let mut is_full = received.len() == TOGETHER;
         while is_full && received.len() < wants.most && !self.closed.load(SeqCst) {
