@@ -21,6 +21,7 @@ use crate::{
         Batch, BatchHandler, Batched, Closure, Context, Failure, Handler, RunTurn, Single, TurnHandler,
         Turned,
     },
+    lane::Keeps,
     message::Message,
     outcome::{Outcome, RetryPolicy},
     placement::LooksAt,
@@ -401,6 +402,7 @@ where
             load_counts: topology.placement.looks_at() == LooksAt::Load,
             backoff: None,
             sampling: self.latency_sampling,
+            keeps: if matches!(clock, Clock::Virtual(_)) { Keeps::NOTHING } else { Keeps::USUAL },
         };
         let batch_max = self.settings.batch_max;
         let dispatchers: Vec<_> = topology

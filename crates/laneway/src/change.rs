@@ -285,10 +285,10 @@ where
         for parcel in parcels {
             let name = &new.dispatchers[parcel.to].name;
             match added.iter_mut().find(|(known, _)| known == name) {
-                Some((_, dispatcher)) => dispatcher.receive(parcel, &self.clock),
+                Some((_, dispatcher)) => dispatcher.receive(parcel),
                 None => {
                     let place = old.position(name).expect("a dispatcher is old or added");
-                    locked[place].receive(parcel, &self.clock);
+                    locked[place].receive(parcel);
                 }
             }
         }

@@ -321,7 +321,7 @@ impl<K, M> Shared<K, M> {
 
     /// Brings a lane whose turn has ended to the dispatcher that it was moved to: a move that began when the turn was settled.
     pub(crate) fn deliver(&self, parcel: Parcel<K, M>) {
-        self.layout.load().dispatchers[parcel.to].receive(parcel, &self.clock);
+        self.layout.load().dispatchers[parcel.to].receive(parcel);
         self.moves.end();
         self.quiet.made_last();
     }
@@ -783,7 +783,8 @@ impl<K: Hash, M> Handle<K, M> {
     }
 
     /// Parks the lane of a key in front of its next message. False if it has no lane: nothing of it is outstanding, or what is runs in a stream
-    /// ([`PerhapsRunning`](crate::Reason::PerhapsRunning)).
+    /// ([`PerhapsRunning`](crate::Reason::PerhapsRunning)). A park is of a lane, not of a key: if all that is outstanding is in flight, and nothing else has come when that has ended, the
+    /// lane goes, and the park with it.
     pub fn park(&self, key: &K, why: &str) -> bool {
         let now = self.shared.clock.now();
         let parked = self.operate(key, |dispatcher, fingerprint| {
@@ -855,9 +856,8 @@ impl<K: Hash, M> Handle<K, M> {
     /// cannot move meanwhile, so `look` should only take what it needs.
     pub fn look<R>(&self, key: &K, most: usize, mut look: impl FnMut(&Message<K, M>) -> R) -> Vec<R> {
         let seen = self.operate(key, |dispatcher, fingerprint| {
-            dispatcher.operate(|lanes, _, _| {
-                lanes.waiting_in(fingerprint).take(most).map(|item| look(&item.message)).collect()
-            })
+            dispatcher
+                .operate(|lanes, _, _| lanes.waiting_in(fingerprint).take(most).map(&mut look).collect())
         });
         seen.unwrap_or_default()
     }
@@ -897,7 +897,7 @@ impl<K, M> Handle<K, M> {
         for dispatcher in &self.shared.layout.load().dispatchers {
             let left = most.saturating_sub(found.len());
             dispatcher.operate(|lanes, _, _| {
-                found.extend(lanes.all_waiting().filter_map(|item| is_it(&item.message)).take(left));
+                found.extend(lanes.all_waiting().filter_map(&mut is_it).take(left));
             });
         }
         found

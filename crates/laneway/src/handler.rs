@@ -383,6 +383,8 @@ pub(crate) enum Turns {
     OfOneKey,
     /// Those of one key, and as long as they may be: a batch handler wants all it can get.
     Full,
+    /// Those of one key, and no other lane beside it: its handler may wait at any message, however quick those before it were, and whatever else was in the hand would wait with it.
+    OneLane,
 }
 
 /// How a worker thread runs a turn.

@@ -188,9 +188,6 @@ const FEW_PLACES: usize = 8;
 /// Bytes that processors exchange at a time.
 const CACHE_LINE: usize = 64;
 
-/// Where more chunks than this are empty, there was a burst, and they are given up when nothing has come for a while.
-const CHUNKS_KEPT: usize = 4;
-
 /// Messages that travel together, packed, in the order of their acceptance. What is emptied is filled again: in its steady state a dispatcher allocates nothing.
 #[derive(Debug)]
 pub(crate) struct Chunk<K, M> {
@@ -385,15 +382,17 @@ impl<K, M> Arrivals<K, M> {
         Chunk { packed: packed.into(), times: times.into() }
     }
 
-    /// Whether it has grown so much in a burst that it should give memory back.
-    pub(crate) fn is_large(&self) -> bool {
-        self.spare.len() > CHUNKS_KEPT
+    /// For how many messages there is room in chunks that are empty.
+    pub(crate) fn places_to_spare(&self) -> usize {
+        self.spare.len() * CHUNK
     }
 
-    /// Gives up memory that it has grown to in a burst. The caller drops it when it has no lock: it is many pieces.
-    pub(crate) fn shrink(&mut self) -> VecDeque<Chunk<K, M>> {
-        if !self.is_large() {
-            return VecDeque::new();
+    /// Gives up what a burst has left: all that is empty, because what was kept would lie anywhere among what goes, and an allocator gives back what lies together. The caller drops it
+    /// when it has no lock: it is many pieces.
+    pub(crate) fn give_up(&mut self) -> VecDeque<Chunk<K, M>> {
+        if self.is_empty() {
+            let last = self.exchange(Chunk::new());
+            self.spare.push_back(last);
         }
         self.full.shrink_to_fit();
         take(&mut self.spare)
@@ -480,16 +479,13 @@ impl<K, M> Inbox<K, M> {
         }
     }
 
-    /// See [`Arrivals::is_large`].
-    pub(crate) fn is_large(&self) -> bool {
-        self.spare.len() > CHUNKS_KEPT
+    /// See [`Arrivals::places_to_spare`].
+    pub(crate) fn places_to_spare(&self) -> usize {
+        self.spare.len() * CHUNK
     }
 
-    /// See [`Arrivals::shrink`].
-    pub(crate) fn shrink(&mut self) -> VecDeque<Chunk<K, M>> {
-        if !self.is_large() {
-            return VecDeque::new();
-        }
+    /// See [`Arrivals::give_up`].
+    pub(crate) fn give_up(&mut self) -> VecDeque<Chunk<K, M>> {
         self.chunks.shrink_to_fit();
         take(&mut self.spare)
     }
@@ -652,14 +648,17 @@ mod tests {
         let (mut inbox, mut arrivals) = (Inbox::new(), many(8 * CHUNK));
         inbox.refill(&mut arrivals);
         while inbox.pop().is_some() {}
-        assert_eq!((inbox.spare.len(), inbox.is_large()), (8, true));
+        assert_eq!((inbox.spare.len(), inbox.places_to_spare()), (8, 8 * CHUNK));
         inbox.refill(&mut arrivals);
         assert_eq!((inbox.spare.len(), arrivals.spare.len()), (0, 8), "they went back");
         let first = arrivals.spare[0].packed.as_slices().0.as_ptr();
         (0..=CHUNK as u64).for_each(|key| arrivals.push(item(key, Kind::Event, Priority::Normal, 0)));
         assert_eq!(arrivals.packed.as_ptr(), first, "the one that was emptied first is filled first");
-        drop((arrivals.shrink(), inbox.shrink()));
-        assert!(!arrivals.is_large() && !inbox.is_large());
+        drop((arrivals.give_up(), inbox.give_up()));
+        assert_eq!((arrivals.places_to_spare(), inbox.places_to_spare()), (0, 0));
         assert_eq!(arrivals.len(), CHUNK + 1, "nothing but memory is given up");
+        inbox.refill(&mut arrivals);
+        assert_eq!(arrivals.give_up().len(), 1, "the one that would be filled next goes, too");
+        assert_eq!(arrivals.packed.capacity(), 0);
     }
 }

@@ -2,9 +2,12 @@
 
 mod witness;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
-use laneway::{Engine, Explanation, Outcome, Reason, RetryPolicy, Topology};
+use laneway::{Engine, Explanation, Outcome, Reason, RetryPolicy, Topology, sim::Sim};
 use witness::{DEADLINE, Gate, Log, OpensAtLast, eventually, send};
 
 fn gated(topology: Topology<u64>) -> (Engine<u64, u64>, Arc<Gate>) {
@@ -60,6 +63,39 @@ fn running() {
     assert!(text.starts_with(&format!("running on worker {worker} for ")), "{text}");
     let behind = format!("; {} more behind its head", explanation.waiting);
     assert!(text.contains(&behind), "the head is in flight, so all that wait are behind it: {text}");
+}
+
+/// Runs a thousand quick messages, rests for two seconds, and then one of key 1 that takes a second, with another behind it. Explains key 1 at that time, and parks it
+/// before if asked to.
+fn explained_at(when: Duration, parked_at: Option<Duration>) -> Reason<u64> {
+    let builder = Engine::builder().topology(Topology::pool(2)).batch_max(1).handle(|_, _: &mut u64| ());
+    let mut sim = Sim::new(7, builder).unwrap();
+    sim.service(|key, _, _| Duration::from_secs(u64::from(*key == 1)));
+    sim.at(Duration::ZERO, |handle| send(handle, (0..1_000).map(|number| (10 + number % 5, number))));
+    sim.at(Duration::from_secs(2), |handle| send(handle, [(1, 0), (1, 1)]));
+    if let Some(when) = parked_at {
+        sim.at(when, |handle| assert!(handle.park(&1, "for a while")));
+    }
+    let explained = Arc::new(Mutex::new(None));
+    let explained_too = explained.clone();
+    sim.at(when, move |handle| *explained_too.lock().unwrap() = handle.explain(&1));
+    sim.run().unwrap();
+    explained.lock().unwrap().take().expect("it was explained").reason
+}
+
+#[test]
+fn what_begins_after_a_rest_has_not_been_running_since_before_it() {
+    let Reason::Running { since, .. } = explained_at(Duration::from_millis(2_400), None) else {
+        panic!("it takes a second")
+    };
+    assert!(since <= Duration::from_millis(400), "it began at 2 s: {since:?}");
+}
+
+#[test]
+fn what_was_told_to_park_while_it_was_running_is_parked_since_then() {
+    let reason = explained_at(Duration::from_secs(5), Some(Duration::from_millis(2_400)));
+    let Reason::Parked { since, .. } = reason else { panic!("there is another one: {reason:?}") };
+    assert_eq!(since, Duration::from_millis(2_600));
 }
 
 #[test]

@@ -7,12 +7,15 @@
 mod witness;
 
 use std::{
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex, OnceLock},
     thread,
     time::Duration,
 };
 
-use laneway::{Batch, Engine, Handle, Message, Outcome, Priority, Topology, WaitStrategy};
+use laneway::{
+    Batch, Engine, Handle, Message, Outcome, Priority, Topology, WaitStrategy,
+    sim::{Sim, Time},
+};
 use witness::{DEADLINE, Gate, Log, OpensAtLast, Witness, send};
 
 /// Keys whose dispatcher is the first part of their number's parity, for the topology that places by name.
@@ -495,4 +498,24 @@ fn a_paced_dispatcher_keeps_order_and_starts_no_faster_than_its_pace() {
     // 40 messages have 39 intervals of 5 ms; the clock is read just before the handler is called, hence the slack.
     let took = *starts.iter().max().unwrap() - *starts.iter().min().unwrap();
     assert!(took >= Duration::from_millis(39 * 5 - 10), "too fast: {took:?}");
+}
+
+/// What was not waiting for its place in the pace has missed none of it.
+#[test]
+fn a_paced_dispatcher_does_not_start_a_burst_after_it_was_idle() {
+    let starts = Arc::new(Mutex::new(Vec::new()));
+    let (time, starts_too) = (Time::new(), starts.clone());
+    let time_too = time.clone();
+    let topology =
+        Topology::builder().dispatcher_paced("p", 10_000.0).worker("a", ["p"]).worker("b", ["p"]).build();
+    let builder = Engine::builder()
+        .topology(topology)
+        .handle(move |_, _: &mut u64| starts_too.lock().unwrap().push(time_too.now()));
+    let mut sim = Sim::with_time(3, time, builder).unwrap();
+    sim.at(Duration::ZERO, |handle| send(handle, [(0, 0)]));
+    sim.at(Duration::from_secs(1), |handle| send(handle, (0..100).map(|key| (key, 1))));
+    sim.run().unwrap();
+    let starts = starts.lock().unwrap();
+    let least = starts.windows(2).map(|pair| pair[1] - pair[0]).min().unwrap();
+    assert_eq!((starts.len(), least), (101, Duration::from_micros(100)));
 }

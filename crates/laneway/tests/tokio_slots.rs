@@ -319,6 +319,39 @@ fn a_slow_key_takes_nobody_hostage() {
     witness.verify((0..100).map(|key| (key, 20)));
 }
 
+/// A slot that is alone knows that messages were quick so far, and nothing of the next one: it may wait.
+#[test]
+fn a_slot_that_waits_has_nothing_else_in_its_hands() {
+    let runtime = runtime();
+    let (witness, gate) = (Witness::new(), Arc::new(Semaphore::new(0)));
+    let (witness_too, gate_too) = (witness.clone(), gate.clone());
+    let engine = slots(&runtime, 1)
+        .handle_async(move |delivery: Delivery<u64, u64>| {
+            let (witness, gate) = (witness_too.clone(), gate_too.clone());
+            async move {
+                let attempt = witness.enter(delivery.key(), *delivery);
+                if *delivery == 100 {
+                    pass(&gate).await;
+                }
+                attempt.done();
+            }
+        })
+        .build()
+        .unwrap();
+    send(&engine, (0..100).flat_map(|number| (0..50).map(move |key| (key, number))));
+    assert!(engine.wait_quiet(DEADLINE));
+    send(&engine, (0..50).map(|key| (key, 100)));
+    eventually("one of them is with its handler", || engine.snapshot().dispatchers[0].in_flight > 0);
+    assert_eq!(engine.snapshot().dispatchers[0].in_flight, 1);
+    engine.add_worker("another", &["pool-0"]).unwrap();
+    eventually("what waits was not in the hands of the first", || {
+        engine.snapshot().dispatchers[0].in_flight == 2
+    });
+    gate.add_permits(50);
+    assert!(engine.wait_quiet(DEADLINE));
+    witness.verify((0..50).map(|key| (key, 101)));
+}
+
 // ── what a delivery says and does ──────────────────────────────────────────────────────────────────────────────────
 
 #[test]

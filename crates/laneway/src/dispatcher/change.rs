@@ -5,7 +5,6 @@
 use super::{Dispatcher, Inner, admit_everything, operate::Seen};
 use crate::{
     admission::Ingress,
-    clock::Clock,
     lane::Parcel,
     message::Item,
     stats::DispatcherStats,
@@ -22,9 +21,9 @@ impl<K, M> Dispatcher<K, M> {
     }
 
     /// Takes in a lane whose turn has ended at the dispatcher that it comes from.
-    pub(crate) fn receive(&self, parcel: Parcel<K, M>, clock: &Clock) {
+    pub(crate) fn receive(&self, parcel: Parcel<K, M>) {
         let mut locked = self.lock_for_change();
-        locked.receive(parcel, clock);
+        locked.receive(parcel);
         let sleeper = locked.ingress.sleepers.take();
         drop(locked);
         if let Some(sleeper) = sleeper {
@@ -59,10 +58,10 @@ impl<K, M> Locked<'_, K, M> {
         parcels
     }
 
-    pub(crate) fn receive(&mut self, parcel: Parcel<K, M>, clock: &Clock) {
+    pub(crate) fn receive(&mut self, parcel: Parcel<K, M>) {
         self.ingress.accepted += parcel.messages();
         self.note_accepted();
-        self.inner.lanes.arrive(parcel, clock.now());
+        self.inner.lanes.arrive(parcel);
     }
 
     /// Messages that are here.

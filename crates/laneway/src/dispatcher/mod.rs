@@ -33,7 +33,7 @@ use crate::{
     clock::Clock,
     engine::Moves,
     error::Refusal,
-    lane::{Ending, Hand, Heat, Lanes, Pace, Parcel, Wants},
+    lane::{Ending, Hand, Heat, Keeps, Lanes, Outgrown, Pace, Parcel, Wants},
     message::{Chunk, Inbox, Item, Kind, Message, Priority},
     stats::{Counted, Tally},
     sync::{
@@ -51,9 +51,6 @@ const ADMIT_AT_ONCE: usize = 1_024;
 /// How often a submitter that finds the dispatcher full, and had to wait for no more than a moment the last time, offers its core to others before it sleeps. Where there are
 /// more threads than cores, that is when a worker goes on; otherwise it costs some 20 µs. Measured: a tenth more messages than without, and 300 are no better.
 const OFFERS_BEFORE_WAIT: u32 = 64;
-
-/// So many messages fit into what is kept of a burst.
-const LITTLE: usize = 512;
 
 /// Submitters that meet at the ingress lock more often than once in so many messages are a crowd. Picked, not tuned: what was measured (see `push_in_a_crowd`) is the whole,
 /// with this number.
@@ -81,6 +78,8 @@ pub(crate) struct Limits {
     pub(crate) backoff: Option<Backoff>,
     /// One message in this many is timed; 0 for none.
     pub(crate) sampling: u64,
+    /// What is kept of the memory of a burst.
+    pub(crate) keeps: Keeps,
 }
 
 impl Limits {
@@ -117,12 +116,20 @@ struct Hints {
     crowded: AtomicUsize,
 }
 
-/// What came of tidying up.
-struct Tidied<K, M> {
-    /// When there will be something to do.
-    due: Option<u64>,
-    /// What is given up, to be dropped without a lock.
-    spare: [VecDeque<Chunk<K, M>>; 2],
+/// Memory that is given up, to be dropped without a lock.
+struct GivenUp<K, M> {
+    _chunks: [VecDeque<Chunk<K, M>>; 2],
+    _slabs: Outgrown<K, M>,
+}
+
+/// What a look for memory that nobody needs came to.
+enum Memory {
+    /// It is in use, or little.
+    InUse,
+    /// A burst has left it; it is given up then, if nothing comes until then.
+    IdleUntil(u64),
+    /// It has been idle for so long.
+    Outgrown,
 }
 
 /// Guarded by the lanes lock.
@@ -146,7 +153,9 @@ struct Inner<K, M> {
     stopped: bool,
     /// Messages that have left, whichever way.
     released: u64,
-    /// Since when there has been [little](LITTLE) here, as far as somebody had nothing to do meanwhile.
+    /// For how many messages there was room in empty chunks when ingress was last emptied.
+    places_to_spare: usize,
+    /// Since when there has been little in the memory that is here.
     little_since: Option<u64>,
 }
 
@@ -157,32 +166,36 @@ impl<K, M> Inner<K, M> {
         self.lanes.next_due().is_some_and(|due| kept_until.is_none_or(|until| until > due))
     }
 
-    /// Something is being done. A trickle does not need the memory that a burst has left.
-    fn note_work(&mut self) {
-        if self.inbox.len() + self.lanes.waiting_messages() > LITTLE {
-            self.little_since = None;
-        }
-    }
-
     fn admit_inbox(&mut self) {
         while let Some(arrival) = self.inbox.pop() {
             self.lanes.admit(arrival);
         }
     }
 
-    /// Gives back the memory that a burst has left behind, once there has been little for long enough; otherwise says when that will be. Only while nothing is here.
-    fn tidy_up(&mut self, ingress: &mut Ingress<K, M>, clock: &Clock, linger: u64) -> Tidied<K, M> {
-        let is_large = self.lanes.is_large() || self.inbox.is_large() || ingress.buffer.is_large();
-        if !is_large || !self.lanes.is_quiet() {
-            return Tidied { due: None, spare: [VecDeque::new(), VecDeque::new()] };
+    /// Takes over what is in ingress into the inbox, which is empty. No message is moved.
+    fn refill(&mut self, ingress: &mut Ingress<K, M>) {
+        self.inbox.refill(&mut ingress.buffer);
+        self.places_to_spare = self.inbox.places_to_spare() + ingress.buffer.places_to_spare();
+    }
+
+    /// Whether there has been little in the memory that is here, for so long.
+    fn memory(&mut self, keeps: &Keeps, linger: u64, now: impl FnOnce() -> u64) -> Memory {
+        let is_sparse =
+            keeps.is_sparse(self.places_to_spare, self.inbox.len()) || self.lanes.is_sparse(keeps);
+        if !is_sparse {
+            self.little_since = None;
+            return Memory::InUse;
         }
-        let now = clock.now();
+        let now = now();
         let due = self.little_since.get_or_insert(now).saturating_add(linger);
-        if due > now {
-            return Tidied { due: Some(due), spare: [VecDeque::new(), VecDeque::new()] };
-        }
-        self.lanes.shrink();
-        Tidied { due: None, spare: [self.inbox.shrink(), ingress.buffer.shrink()] }
+        if due > now { Memory::IdleUntil(due) } else { Memory::Outgrown }
+    }
+
+    /// Gives up what a burst has left; what is here moves into memory of its size.
+    fn give_up(&mut self, ingress: &mut Ingress<K, M>) -> GivenUp<K, M> {
+        (self.places_to_spare, self.little_since) = (0, None);
+        let _chunks = [self.inbox.give_up(), ingress.buffer.give_up()];
+        GivenUp { _chunks, _slabs: self.lanes.repack() }
     }
 }
 
@@ -233,20 +246,28 @@ pub(crate) enum Asleep {
     Until(Option<u64>),
 }
 
-/// Whom to wake once the locks are released.
-#[derive(Default)]
-struct Wakes([Option<Sleeper>; 3]);
+/// What is left to do once the locks are released.
+struct Afterwards<K, M> {
+    /// Whom to wake.
+    wakes: [Option<Sleeper>; 3],
+    /// What to drop.
+    given_up: Option<GivenUp<K, M>>,
+}
 
-impl Wakes {
-    fn add(&mut self, sleeper: Option<Sleeper>) {
+impl<K, M> Afterwards<K, M> {
+    fn new() -> Self {
+        Afterwards { wakes: [None, None, None], given_up: None }
+    }
+
+    fn wake(&mut self, sleeper: Option<Sleeper>) {
         if sleeper.is_some() {
-            let place = self.0.iter_mut().find(|place| place.is_none());
+            let place = self.wakes.iter_mut().find(|place| place.is_none());
             *place.expect("one for an earlier timer, one for more work, one to keep the time") = sleeper;
         }
     }
 
-    fn wake(self) {
-        self.0.into_iter().flatten().for_each(|sleeper| sleeper.wake());
+    fn see_to(self) {
+        self.wakes.into_iter().flatten().for_each(|sleeper| sleeper.wake());
     }
 }
 
@@ -265,6 +286,7 @@ impl<K, M> Dispatcher<K, M> {
             lanes_turn: false,
             stopped: false,
             released: 0,
+            places_to_spare: 0,
             little_since: None,
         };
         Dispatcher {
@@ -616,10 +638,10 @@ impl<K, M> Dispatcher<K, M> {
             return Found::Taken;
         };
         inner.counted.looks += 1;
-        let mut wakes = Wakes::default();
-        let found = self.claim_locked(&mut inner, wants, hand, clock, &mut wakes);
+        let mut after = Afterwards::new();
+        let found = self.claim_locked(&mut inner, wants, hand, clock, &mut after);
         drop(inner);
-        wakes.wake();
+        after.see_to();
         found
     }
 
@@ -634,7 +656,7 @@ impl<K, M> Dispatcher<K, M> {
         moves: &Moves,
         clock: &Clock,
     ) -> (Vec<Parcel<K, M>>, Found, bool) {
-        let mut wakes = Wakes::default();
+        let mut after = Afterwards::new();
         let (mut inner, waited) = self.lock_to_settle();
         let streams = next.is_some_and(|wants| wants.stream) && self.may_stream(&inner);
         let (parcels, earlier_timer) = self.settle_locked(&mut inner, hand, streams, moves, clock);
@@ -646,20 +668,20 @@ impl<K, M> Dispatcher<K, M> {
         if earlier_timer {
             let keeper = inner.timekeeper.take().map(|(keeper, _)| keeper);
             let keeper = keeper.or_else(|| self.take_sleeper(&mut inner));
-            wakes.add(keeper);
+            after.wake(keeper);
         }
         let found = match next {
-            Some(wants) => self.claim_locked(&mut inner, wants, hand, clock, &mut wakes),
+            Some(wants) => self.claim_locked(&mut inner, wants, hand, clock, &mut after),
             None => {
                 // This worker looks elsewhere first.
                 if inner.lanes.has_ready() || inner.is_unattended() {
-                    wakes.add(self.take_sleeper(&mut inner));
+                    after.wake(self.take_sleeper(&mut inner));
                 }
                 Found::Nothing
             }
         };
         drop(inner);
-        wakes.wake();
+        after.see_to();
         freed.tell(bound);
         match tally.released() {
             0 => {}
@@ -723,37 +745,38 @@ impl<K, M> Dispatcher<K, M> {
         wants: &Wants<K>,
         hand: &mut Hand<K, M>,
         clock: &Clock,
-        wakes: &mut Wakes,
+        after: &mut Afterwards<K, M>,
     ) -> Found {
         if inner.stopped {
             return Found::Stopped;
         }
         let timed = inner.lanes.keeps_time();
-        let now = if timed || wants.slow { clock.now() } else { wants.now };
+        let unsure = wants.slow || (wants.rested && self.has_more(inner));
+        let now = if timed || unsure { clock.now() } else { wants.now };
         if timed {
             // Before a stream begins: it passes by whatever is not ready, and while messages keep coming there is always another one.
             inner.lanes.wake_due(now);
         }
         let streams = wants.stream && self.may_stream(inner);
-        if streams && self.begin_stream(inner, wants, hand) {
-            inner.note_work();
-            return Found::Turn;
-        }
-        if !(streams && inner.lanes.has_ready()) {
+        let streaming = streams && self.begin_stream(inner, wants, hand, now);
+        if !(streaming || streams && inner.lanes.has_ready()) {
             self.admit_some(inner, wants.lanes);
         }
-        let claimed = hand.fill(&mut inner.lanes, wants, now);
+        let claimed = !streaming && hand.fill(&mut inner.lanes, wants, now);
+        self.tidy_up(inner, after, || if streaming || claimed { now } else { clock.now() });
+        if streaming {
+            return Found::Turn;
+        }
         if claimed && inner.sleepers_hint > 0 && self.has_more(inner) {
-            wakes.add(self.take_next_sleeper(inner, !wants.slow));
+            after.wake(self.take_next_sleeper(inner, !wants.slow));
         }
         let unattended = inner.is_unattended();
         if !claimed {
             // Not a reason to wake anybody yet: this worker may lie down here itself.
             return if unattended { Found::NothingYet } else { Found::Nothing };
         }
-        inner.note_work();
         if unattended {
-            wakes.add(self.take_sleeper(inner));
+            after.wake(self.take_sleeper(inner));
         }
         Found::Turn
     }
@@ -765,13 +788,19 @@ impl<K, M> Dispatcher<K, M> {
     }
 
     /// Takes messages straight from the inbox (`lane/stream.rs`), unless it is the lanes' turn.
-    fn begin_stream(&self, inner: &mut Inner<K, M>, wants: &Wants<K>, hand: &mut Hand<K, M>) -> bool {
+    fn begin_stream(
+        &self,
+        inner: &mut Inner<K, M>,
+        wants: &Wants<K>,
+        hand: &mut Hand<K, M>,
+        now: u64,
+    ) -> bool {
         // The lanes that are ready have a turn after each stream.
         inner.lanes_turn = !inner.lanes_turn && inner.lanes.has_ready();
         if inner.lanes_turn || (inner.inbox.is_empty() && !self.refill(inner)) {
             return false;
         }
-        hand.fill_from(&mut inner.inbox, &mut inner.lanes, &mut inner.heat, wants, inner.came)
+        hand.fill_from(&mut inner.inbox, &mut inner.lanes, &mut inner.heat, wants, inner.came, now)
     }
 
     /// Bars streams while the topology changes, or lets them again.
@@ -821,7 +850,7 @@ impl<K, M> Dispatcher<K, M> {
         if ingress.buffer.is_empty() {
             return false;
         }
-        inner.inbox.refill(&mut ingress.buffer);
+        inner.refill(&mut ingress);
         inner.came = inner.inbox.len();
         self.hints().waiting.store(0, Ordering::Relaxed);
         true
@@ -878,11 +907,17 @@ impl<K, M> Dispatcher<K, M> {
             until = Some(due);
         }
         let is_quiet = inner.lanes.is_quiet();
-        let Tidied { due, spare } = inner.tidy_up(&mut ingress, clock, sleeper.linger());
-        let until = until.into_iter().chain(due).min();
+        let mut given_up = None;
+        // Where others go on, one of them sees to it.
+        let linger = if is_quiet && !sleeper.can_come_back() { 0 } else { self.limits.keeps.linger };
+        match inner.memory(&self.limits.keeps, linger, || clock.now()) {
+            Memory::IdleUntil(due) if is_quiet => until = until.into_iter().chain([due]).min(),
+            Memory::Outgrown => given_up = Some(inner.give_up(&mut ingress)),
+            Memory::IdleUntil(_) | Memory::InUse => {}
+        }
         drop(ingress);
         drop(guard);
-        drop(spare);
+        drop(given_up);
         self.room.made_last();
         if is_quiet {
             quiet();
@@ -890,14 +925,12 @@ impl<K, M> Dispatcher<K, M> {
         Asleep::Until(until)
     }
 
-    /// The same without lying down, for workers that never do.
-    pub(crate) fn tidy_up(&self, sleeper: &Sleeper, clock: &Clock) {
-        let Some(mut inner) = try_lock(&self.inner) else { return };
-        let mut ingress = self.ingress();
-        let Tidied { spare, .. } = inner.tidy_up(&mut ingress, clock, sleeper.linger());
-        drop(ingress);
-        drop(inner);
-        drop(spare);
+    /// Gives up what a burst has left, while a worker that looks here keeps the lock. What comes may be little and never end, so this does not wait until nothing is here.
+    fn tidy_up(&self, inner: &mut Inner<K, M>, after: &mut Afterwards<K, M>, now: impl FnOnce() -> u64) {
+        let keeps = &self.limits.keeps;
+        if let Memory::Outgrown = inner.memory(keeps, keeps.linger, now) {
+            after.given_up = Some(inner.give_up(&mut self.ingress()));
+        }
     }
 
     /// Takes a worker off the list when it is up again. True if it leaves something to be seen to: it kept the time here, or somebody
@@ -941,7 +974,7 @@ fn take_sleeper_of<K, M>(inner: &mut Inner<K, M>, ingress: &mut Ingress<K, M>) -
 /// The same for whoever needs ingress to stay as it is afterwards.
 fn admit_everything<K, M>(inner: &mut Inner<K, M>, ingress: &mut Ingress<K, M>, hints: &Hints) {
     inner.admit_inbox();
-    inner.inbox.refill(&mut ingress.buffer);
+    inner.refill(ingress);
     inner.admit_inbox();
     hints.waiting.store(0, Ordering::Relaxed);
 }

@@ -15,6 +15,7 @@ fn dispatcher(capacity: u64, overflow: Overflow, batch_max: usize) -> Dispatcher
         load_counts: false,
         backoff: None,
         sampling: 0,
+        keeps: Keeps::USUAL,
     };
     Dispatcher::new("d".to_owned(), limits, None, batch_max, 0)
 }
@@ -132,6 +133,7 @@ impl Streamer {
         let wants = Wants {
             worker: 0,
             now: 0,
+            rested: false,
             turn: batch_max,
             lanes,
             messages,

@@ -8,11 +8,12 @@ impl<K, M> Lanes<K, M> {
         let mut deepest = 0;
         let (mut running, mut deferred, mut parked, mut arriving) = (0, 0, 0, 0);
         let (mut ready, mut waiting, mut taken, mut aside) = (0, 0, 0, 0);
-        for (&fingerprint, &id) in &self.table {
+        for id in self.table.ids() {
             let lane = &self.lanes[id as usize];
+            let found = self.place_of(lane.fingerprint);
             let lane_aside = lane.extra.as_ref().map_or(0, |extra| extra.aside.len());
             let messages = lane.waiting.len() + lane.taken + lane_aside;
-            ensure(lane.fingerprint == fingerprint, || format!("lane {id} is found under another key"))?;
+            ensure(found == Some(id), || format!("lane {id} is found under another key"))?;
             ensure(messages > 0 || lane.state == State::Arriving, || {
                 format!("lane {id} exists without a message")
             })?;
@@ -30,6 +31,10 @@ impl<K, M> Lanes<K, M> {
                     ensure(lane.waiting.is_empty(), || format!("lane {id} sets messages aside that wait"))?
                 }
             }
+            let tiers = self.waiting.each_in(&lane.waiting).map(|message| message.priority.tier());
+            ensure(tiers.min().is_none_or(|tier| tier == lane.tier), || {
+                format!("lane {id} stands in tier {}, with a message of another first", lane.tier)
+            })?;
             let needs_head = matches!(lane.state, State::Ready | State::Deferred { .. });
             ensure(!needs_head || !lane.waiting.is_empty(), || {
                 format!("lane {id} is {:?} without a head", lane.state)

@@ -15,6 +15,8 @@ use crate::message::{Chunk, Inbox, Item};
 #[derive(Debug)]
 pub(crate) struct Turn<K, M> {
     pub(super) lane: u32,
+    /// By which packing the lane has that place (`repack.rs`).
+    pub(super) packing: u32,
     /// How it ended, once it has.
     pub(crate) ending: Ending,
     /// How many of its messages have left the engine.
@@ -34,6 +36,7 @@ impl<K, M> Turn<K, M> {
     pub(crate) fn new() -> Self {
         Turn {
             lane: NONE,
+            packing: 0,
             ending: Ending::Handled,
             released: 0,
             fingerprint: 0,
@@ -82,6 +85,8 @@ pub(crate) struct Hand<K, M> {
     len: usize,
     /// Those before it have ended.
     current: usize,
+    /// When it was filled last, as far as that was known.
+    filled_at: u64,
     /// How many messages came at once with the last of this stream, if that is all there is to do now.
     drained: Option<usize>,
     /// Copies of keys that were made for turns that have ended, and want to be dropped.
@@ -90,7 +95,7 @@ pub(crate) struct Hand<K, M> {
 
 impl<K, M> Hand<K, M> {
     pub(crate) fn new() -> Self {
-        Hand { turns: vec![Turn::new()], len: 0, current: 0, drained: None, spent: Vec::new() }
+        Hand { turns: vec![Turn::new()], len: 0, current: 0, filled_at: 0, drained: None, spent: Vec::new() }
     }
 
     /// The turn that is run now.
@@ -125,6 +130,11 @@ impl<K, M> Hand<K, M> {
     }
 
     /// See the field.
+    pub(crate) fn filled_at(&self) -> u64 {
+        self.filled_at
+    }
+
+    /// See the field.
     pub(crate) fn drained(&self) -> Option<usize> {
         self.drained
     }
@@ -152,6 +162,7 @@ impl<K, M> Hand<K, M> {
         heat: &mut Heat,
         wants: &Wants<K>,
         came: usize,
+        now: u64,
     ) -> bool {
         let turn = &mut self.turns[0];
         let most = heat.begin(inbox.len(), lanes.has_ready()).min(wants.messages);
@@ -171,7 +182,8 @@ impl<K, M> Hand<K, M> {
             (turn.lane, turn.attempts, turn.released) = (NONE, 0, 0);
             (self.len, self.current) = (1, 0);
             self.drained = (inbox.is_empty() && !lanes.has_ready()).then_some(came);
-            lanes.begin_stream(&turn.stream, wants.worker, wants.now);
+            lanes.begin_stream(&turn.stream, wants.worker, now);
+            self.filled_at = now;
         }
         taken > 0
     }
@@ -193,6 +205,7 @@ impl<K, M> Hand<K, M> {
             messages += turn.items.len();
             self.len += 1;
         }
+        self.filled_at = now;
         self.len > 0
     }
 }
@@ -224,6 +237,8 @@ pub(crate) struct Wants<K> {
     pub(crate) worker: u32,
     /// When it last looked at the clock.
     pub(crate) now: u64,
+    /// Whether it has had nothing to do since, so that it may be any time now.
+    pub(crate) rested: bool,
     /// At most this many messages in a turn,
     pub(crate) turn: usize,
     /// this many lanes at once,

@@ -33,11 +33,15 @@ mod hand;
 mod moving;
 mod operate;
 mod ready;
+mod repack;
 mod stream;
+mod table;
+mod tiers;
 mod waiting;
 
 pub(crate) use hand::{Ending, Hand, Turn, Wants};
 pub(crate) use moving::{Arrived, Parcel};
+pub(crate) use repack::{Keeps, Outgrown};
 pub(crate) use stream::Heat;
 
 use std::{
@@ -49,14 +53,12 @@ use std::{
 
 use crate::{
     explain::{Holder, Standing},
-    message::Item,
+    message::{Item, Message},
 };
 use ready::Ready;
+use table::Table;
+use tiers::ByTier;
 use waiting::{NONE, Queue, Waiting};
-
-/// Below this many places the slabs are not given back when they fall empty: 1,024 small messages are a few dozen
-/// kilobytes, and a dispatcher that idles between bursts should not pay for growing again.
-const KEEP_WHEN_EMPTY: usize = 1_024;
 
 /// So many timers that nothing waits for any more are not worth a look at all of them.
 const TIMERS_KEPT: usize = 64;
@@ -81,7 +83,7 @@ pub(crate) enum State {
     Arriving,
 }
 
-/// One key's lane.
+/// One key's lane: a cache line.
 #[derive(Debug)]
 struct Lane<K> {
     fingerprint: u64,
@@ -92,43 +94,85 @@ struct Lane<K> {
     /// Neighbours in the ready list; `next` also links the free lanes.
     previous: u32,
     next: u32,
-    /// Failed attempts at the head.
-    attempts: u32,
-    /// While more than zero, the lane stands in a higher tier for the sake of the message that many places from the front.
-    urgent_left: u32,
     /// When its last turn began, by the clock of rounds (`ready.rs`).
     served: u32,
+    /// That of the most urgent message that waits (`tiers.rs`); of no meaning while none does.
     tier: u8,
     /// In which of the lists of its tier it is, while it is in one.
     list: u8,
     extra: Option<Box<Extra<K>>>,
 }
 
+impl<K> Lane<K> {
+    /// One without a message, in no list.
+    fn new(fingerprint: u64, state: State, served: u32) -> Self {
+        Lane {
+            fingerprint,
+            state,
+            waiting: Queue::default(),
+            taken: 0,
+            previous: NONE,
+            next: NONE,
+            served,
+            tier: 0,
+            list: 0,
+            extra: None,
+        }
+    }
+
+    fn extra_mut(&mut self) -> &mut Extra<K> {
+        self.extra.get_or_insert_default()
+    }
+
+    /// Failed attempts at the head.
+    fn attempts(&self) -> u32 {
+        self.extra.as_ref().map_or(0, |extra| extra.attempts)
+    }
+
+    fn set_attempts(&mut self, attempts: u32) {
+        match &mut self.extra {
+            Some(extra) => extra.attempts = attempts,
+            None if attempts > 0 => self.extra_mut().attempts = attempts,
+            None => {}
+        }
+    }
+
+    /// Whether messages of different tiers wait in it.
+    fn is_mixed(&self) -> bool {
+        self.extra.as_ref().is_some_and(|extra| extra.mixed.is_some())
+    }
+}
+
 /// What few lanes need.
 #[derive(Debug)]
 struct Extra<K> {
+    /// Failed attempts at the head.
+    attempts: u32,
+    /// How many of each tier wait, where they are not all of one.
+    mixed: Option<ByTier>,
     /// Why it waits, as the handler or the operator said.
     note: Option<String>,
     /// Messages that were parked alone.
     aside: Queue,
     /// The key, while a slow turn is in flight, so that `explain` can name who holds a worker.
     holder: Option<K>,
-    /// Asked to park while running.
-    park_after: bool,
+    /// When it was asked to park, if that was while it was running.
+    park_after: Option<u64>,
     /// Where the lane moves when its turn has settled.
     handover: Option<usize>,
 }
 
 impl<K> Default for Extra<K> {
     fn default() -> Self {
-        Extra { note: None, aside: Queue::default(), holder: None, park_after: false, handover: None }
+        let aside = Queue::default();
+        Extra { attempts: 0, mixed: None, note: None, aside, holder: None, park_after: None, handover: None }
     }
 }
 
 impl<K> Extra<K> {
-    /// Whether there is nothing in it but the key of a turn that has ended.
+    /// Whether there is nothing in it but the key of a turn that has ended, and how often that was tried.
     fn is_spent(&self) -> bool {
-        self.note.is_none() && self.aside.is_empty() && !self.park_after && self.handover.is_none()
+        self.note.is_none() && self.aside.is_empty() && self.park_after.is_none() && self.handover.is_none()
     }
 }
 
@@ -151,11 +195,13 @@ const LATE: u64 = 3_000_000;
 pub(crate) struct Pace {
     pub(crate) interval: u64,
     next_at: u64,
+    /// Whether a lane that was ready has had to wait for that: only then what is late is the timer.
+    awaited: bool,
 }
 
 impl Pace {
     pub(crate) fn new(interval: u64) -> Self {
-        Pace { interval, next_at: 0 }
+        Pace { interval, next_at: 0, awaited: false }
     }
 }
 
@@ -181,16 +227,18 @@ pub(crate) type ByFingerprint<V> = HashMap<u64, V, BuildHasherDefault<Identity>>
 /// The lanes of one dispatcher.
 #[derive(Debug)]
 pub(crate) struct Lanes<K, M> {
-    table: ByFingerprint<u32>,
+    table: Table,
     lanes: Vec<Lane<K>>,
     free: u32,
-    waiting: Waiting<Item<K, M>>,
+    waiting: Waiting<Message<K, M>>,
     ready: Ready,
     timers: BinaryHeap<Reverse<(u64, u32, u32)>>,
     /// Boxes to be used again: where every turn needs one, none is allocated for it.
     #[allow(clippy::vec_box, reason = "the boxes are what is used again")]
     spare: Vec<Box<Extra<K>>>,
     stamp: u32,
+    /// How often everything has been moved into smaller slabs (`repack.rs`).
+    packing: u32,
     pub(crate) paused: bool,
     pub(crate) pace: Option<Pace>,
     /// Lanes by state.
@@ -218,7 +266,7 @@ impl<K, M> Lanes<K, M> {
     /// No lanes yet. `by_age` keeps what eviction of the oldest needs.
     pub(crate) fn new(by_age: bool) -> Self {
         Lanes {
-            table: ByFingerprint::default(),
+            table: Table::new(),
             lanes: Vec::new(),
             free: NONE,
             waiting: Waiting::new(by_age),
@@ -226,6 +274,7 @@ impl<K, M> Lanes<K, M> {
             timers: BinaryHeap::new(),
             spare: Vec::new(),
             stamp: 0,
+            packing: 0,
             paused: false,
             pace: None,
             running: 0,
@@ -247,77 +296,32 @@ impl<K, M> Lanes<K, M> {
 
     /// Appends a message to the lane of its key.
     pub(crate) fn admit(&mut self, item: Item<K, M>) {
-        let (fingerprint, priority) = (item.fingerprint, item.message.priority);
+        let fingerprint = item.fingerprint;
         let evictable = !item.message.kind.is_control();
-        let id = match self.table.get(&fingerprint) {
-            Some(&id) => id,
-            None => self.create(fingerprint, State::Ready, priority.tier()),
-        };
-        let lane = &mut self.lanes[id as usize];
+        let known = self.place_of(fingerprint);
+        let id = known.unwrap_or_else(|| self.create(fingerprint, State::Ready));
+        let lane = &self.lanes[id as usize];
         if matches!(lane.state, State::Running { .. }) {
             self.enqueued_due_to_busy += 1;
         }
-        let tier = priority.tier();
-        let was_empty = lane.waiting.is_empty();
-        self.waiting.push_back(&mut lane.waiting, id, item, evictable);
-        self.max_pending_depth = self.max_pending_depth.max(lane.waiting.len() + lane.taken);
-        match lane.state {
-            State::Aside => self.make_ready(id),
-            State::Ready if was_empty => self.ready.push(&mut self.lanes, id),
-            State::Ready if tier < lane.tier => {
-                self.ready.remove(&mut self.lanes, id);
-                self.urge(id, tier);
-                self.ready.push(&mut self.lanes, id);
-            }
-            _ => self.urge(id, tier),
+        let is_new = lane.state == State::Ready && lane.waiting.is_empty();
+        self.max_pending_depth = self.max_pending_depth.max(lane.waiting.len() + lane.taken + 1);
+        let was_aside = lane.state == State::Aside;
+        self.append(id, item, evictable);
+        if was_aside || is_new {
+            self.make_ready(id);
         }
     }
 
-    /// Lifts a lane to the tier of the message that was just appended, if that is higher than the lane's own.
-    fn urge(&mut self, id: u32, tier: u8) {
-        let lane = &mut self.lanes[id as usize];
-        if tier <= lane.tier {
-            lane.tier = tier;
-            lane.urgent_left = lane.waiting.len();
-        }
-    }
-
-    /// Puts a message in front of all that wait. A lane stands in the tier of its most urgent message, also of those that come back.
-    fn put_back(&mut self, id: u32, item: Item<K, M>, evictable: bool) {
-        let tier = item.message.priority.tier();
-        let lane = &mut self.lanes[id as usize];
-        let (lifted, left) = match lane.urgent_left > 0 && tier >= lane.tier {
-            true => (lane.tier, lane.urgent_left + 1),
-            false => (tier, 1),
-        };
-        let relisted = lane.state == State::Ready && !lane.waiting.is_empty() && lifted != lane.tier;
-        if relisted {
-            self.ready.remove(&mut self.lanes, id);
-        }
-        let lane = &mut self.lanes[id as usize];
-        (lane.tier, lane.urgent_left) = (lifted, left);
-        self.waiting.push_front(&mut lane.waiting, id, item, evictable);
-        if relisted {
-            self.ready.push(&mut self.lanes, id);
-        }
+    /// Where the lane with this fingerprint is, if there is one.
+    #[inline]
+    fn place_of(&self, fingerprint: u64) -> Option<u32> {
+        self.table.find(fingerprint, &self.lanes)
     }
 
     /// Makes a lane, outside the ready list.
-    fn create(&mut self, fingerprint: u64, state: State, tier: u8) -> u32 {
-        let lane = Lane {
-            fingerprint,
-            state,
-            waiting: Queue::default(),
-            taken: 0,
-            previous: NONE,
-            next: NONE,
-            attempts: 0,
-            urgent_left: 0,
-            served: self.ready.clock(),
-            tier,
-            list: 0,
-            extra: None,
-        };
+    fn create(&mut self, fingerprint: u64, state: State) -> u32 {
+        let lane = Lane::new(fingerprint, state, self.ready.clock());
         let id = match self.free {
             NONE => {
                 self.lanes.push(lane);
@@ -329,7 +333,7 @@ impl<K, M> Lanes<K, M> {
                 id
             }
         };
-        self.table.insert(fingerprint, id);
+        self.table.insert(id, &self.lanes);
         id
     }
 
@@ -343,7 +347,7 @@ impl<K, M> Lanes<K, M> {
         lane.next = self.free;
         let fingerprint = lane.fingerprint;
         self.free = id;
-        self.table.remove(&fingerprint);
+        self.table.remove(fingerprint, id);
     }
 
     // ── claim ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -366,16 +370,16 @@ impl<K, M> Lanes<K, M> {
         // One message at a time where the oldest may be evicted, so that whatever has not started can be; and where a
         // pace is set, so that each takes its own place in it.
         let limit = if self.evicts() || self.pace.is_some() { 1 } else { limit };
-        let lane = &mut self.lanes[id as usize];
+        self.lanes[id as usize].state = State::Running { since: now, worker };
         while turn.items.len() < limit
-            && let Some(item) = self.waiting.pop_front(&mut lane.waiting)
+            && let Some(item) = self.take_first(id)
         {
             turn.items.push_back(item);
         }
+        let lane = &mut self.lanes[id as usize];
         lane.taken = turn.items.len() as u32;
-        lane.urgent_left = lane.urgent_left.saturating_sub(lane.taken);
-        lane.state = State::Running { since: now, worker };
-        (turn.lane, turn.fingerprint, turn.attempts) = (id, lane.fingerprint, lane.attempts);
+        (turn.lane, turn.packing) = (id, self.packing);
+        (turn.fingerprint, turn.attempts) = (lane.fingerprint, lane.attempts());
         self.running += 1;
         self.taken += turn.items.len();
         if let Some(copy) = holder {
@@ -392,9 +396,11 @@ impl<K, M> Lanes<K, M> {
             Some(pace) if self.ready.len() > 0 => {
                 let due = pace.next_at <= now;
                 if due {
-                    // A timer may ring a little late; the next message must not be late for that as well.
-                    pace.next_at = pace.next_at.max(now.saturating_sub(LATE)).saturating_add(pace.interval);
+                    // A timer may ring a little late; the next message must not be late for that as well. Who was not waited for has missed nothing.
+                    let late = if pace.awaited { LATE } else { 0 };
+                    pace.next_at = pace.next_at.max(now.saturating_sub(late)).saturating_add(pace.interval);
                 }
+                pace.awaited = !due;
                 due
             }
             _ => true,
@@ -420,11 +426,8 @@ impl<K, M> Lanes<K, M> {
     /// Puts a lane that has waiting messages, and is in no list, into the ready list.
     fn make_ready(&mut self, id: u32) {
         let lane = &mut self.lanes[id as usize];
+        debug_assert!(!lane.waiting.is_empty(), "a lane that becomes ready has a message");
         lane.state = State::Ready;
-        if lane.urgent_left == 0 {
-            let head = self.waiting.front(&lane.waiting).expect("a lane that becomes ready has a message");
-            lane.tier = head.message.priority.tier();
-        }
         self.ready.push(&mut self.lanes, id);
     }
 
@@ -438,16 +441,17 @@ impl<K, M> Lanes<K, M> {
     /// Whether the lane of this turn has more waiting, so that it will go to the back of the ready list.
     pub(crate) fn gives_way(&self, turn: &Turn<K, M>) -> bool {
         let is_left = !turn.items.is_empty() || !turn.again.is_empty();
-        turn.lane != NONE && (is_left || !self.lanes[turn.lane as usize].waiting.is_empty())
+        let id = self.lane_of(turn);
+        id != NONE && (is_left || !self.lanes[id as usize].waiting.is_empty())
     }
 
     /// Ends a turn. What the worker handled has left `turn.items`; what is still in there goes back to the front, and what the handler was not done with to
     /// the back.
     pub(crate) fn settle(&mut self, turn: &mut Turn<K, M>, now: u64) -> Settled<K, M> {
-        if turn.lane == NONE {
+        let id = self.lane_of(turn);
+        if id == NONE {
             return self.settle_stream(turn, now);
         }
-        let id = turn.lane;
         let lane = &mut self.lanes[id as usize];
         debug_assert!(
             matches!(lane.state, State::Running { .. }),
@@ -460,25 +464,21 @@ impl<K, M> Lanes<K, M> {
         let spent = lane.extra.as_ref().is_none_or(|extra| extra.is_spent());
         if turn.items.is_empty() && turn.again.is_empty() && lane.waiting.is_empty() && spent {
             // Most lanes end so: everything handled, nothing behind it, nothing to remember.
-            if let Some(extra) = lane.extra.take()
+            if let Some(mut extra) = lane.extra.take()
                 && self.spare.len() < SPARE_MAX
             {
+                extra.attempts = 0;
                 self.spare.push(extra);
             }
             self.remove(id);
             return Settled { parcel: None, earlier_timer: false, holder };
         }
         for item in turn.again.drain(..) {
-            let tier = item.message.priority.tier();
-            self.waiting.push_back(&mut self.lanes[id as usize].waiting, id, item, false);
-            self.urge(id, tier);
+            self.append(id, item, false);
         }
         let lane = &mut self.lanes[id as usize];
         let ending = std::mem::replace(&mut turn.ending, Ending::Handled);
-        lane.attempts = 0;
-        if matches!(ending, Ending::Handled) {
-            lane.attempts = turn.attempts;
-        }
+        lane.set_attempts(if matches!(ending, Ending::Handled) { turn.attempts } else { 0 });
         let mut parked_alone = None;
         if let Ending::ParkMessage { .. } = ending {
             parked_alone = turn.items.pop_front();
@@ -488,8 +488,8 @@ impl<K, M> Lanes<K, M> {
         }
         let lane = &mut self.lanes[id as usize];
         if let Some(item) = parked_alone {
-            let extra = lane.extra.get_or_insert_default();
-            self.waiting.push_back(&mut extra.aside, id, item, false);
+            let aside = &mut lane.extra_mut().aside;
+            self.waiting.push_back(aside, id, (item.message, item.accepted_at), false);
             self.aside += 1;
         }
         let handover = lane.extra.as_mut().and_then(|extra| extra.handover.take());
@@ -503,47 +503,46 @@ impl<K, M> Lanes<K, M> {
     /// Gives a lane whose turn has ended its next state.
     fn enter(&mut self, id: u32, ending: Ending, now: u64) -> bool {
         let lane = &mut self.lanes[id as usize];
-        let asked_to_park = lane.extra.as_mut().is_some_and(|extra| std::mem::take(&mut extra.park_after));
+        let asked_to_park = lane.extra.as_mut().and_then(|extra| extra.park_after.take());
         match ending {
             Ending::Defer { until, attempts, was_begun, note } => {
                 if let Some(pace) = self.pace.as_mut().filter(|_| !was_begun) {
                     // Its place in the pace is free for another.
                     pace.next_at = pace.next_at.saturating_sub(pace.interval);
                 }
-                lane.attempts = attempts;
+                lane.set_attempts(attempts);
                 if note.is_some() {
-                    lane.extra.get_or_insert_default().note = note;
+                    lane.extra_mut().note = note;
                 }
-                if !asked_to_park {
+                if asked_to_park.is_none() {
                     return self.defer(id, until);
                 }
             }
             Ending::ParkLane { attempts, note } => {
-                lane.attempts = attempts;
-                lane.extra.get_or_insert_default().note = note;
+                lane.set_attempts(attempts);
+                lane.extra_mut().note = note;
                 self.park_now(id, now);
                 return false;
             }
-            Ending::ParkMessage { note } => lane.extra.get_or_insert_default().note = note,
+            Ending::ParkMessage { note } => lane.extra_mut().note = note,
             Ending::Handled => {
                 // Whatever was said about a message that has left does not concern the next.
                 if let Some(extra) =
-                    lane.extra.as_mut().filter(|extra| extra.aside.is_empty() && !asked_to_park)
+                    lane.extra.as_mut().filter(|extra| extra.aside.is_empty() && asked_to_park.is_none())
                 {
                     extra.note = None;
                 }
             }
         }
-        self.rest_or_park(id, asked_to_park, now);
+        self.rest_or_park(id, asked_to_park);
         false
     }
 
-    /// Parks a lane that was asked to, if it has anything to stop in front of.
-    fn rest_or_park(&mut self, id: u32, asked_to_park: bool, now: u64) {
-        if asked_to_park && !self.lanes[id as usize].waiting.is_empty() {
-            self.park_now(id, now);
-        } else {
-            self.rest(id);
+    /// Parks a lane that was asked to at some time, if it has anything to stop in front of.
+    fn rest_or_park(&mut self, id: u32, asked_to_park: Option<u64>) {
+        match asked_to_park {
+            Some(since) if !self.lanes[id as usize].waiting.is_empty() => self.park_now(id, since),
+            _ => self.rest(id),
         }
     }
 
@@ -571,9 +570,13 @@ impl<K, M> Lanes<K, M> {
 
     /// Lanes that were resumed or skipped leave their timers behind, until they are due. Not more of them than there are lanes that wait.
     fn forget_stale_timers(&mut self) {
-        if self.timers.len() <= 2 * self.deferred + TIMERS_KEPT {
-            return;
+        if self.timers.len() > 2 * self.deferred + TIMERS_KEPT {
+            self.forget_timers();
         }
+    }
+
+    /// Keeps only the timers that a lane waits for.
+    fn forget_timers(&mut self) {
         let lanes = &self.lanes;
         self.timers.retain(|Reverse((until, id, stamp))| {
             let state = State::Deferred { until: *until, stamp: *stamp };
@@ -596,7 +599,7 @@ impl<K, M> Lanes<K, M> {
         let aside = extra.and_then(|extra| self.waiting.front(&extra.aside));
         waiting
             .or(aside)
-            .map(|item| &item.message.key)
+            .map(|message| &message.key)
             .or_else(|| extra.and_then(|extra| extra.holder.as_ref()))
     }
 
@@ -670,21 +673,21 @@ impl<K, M> Lanes<K, M> {
 
     /// Messages of a key here, in flight included; `None` without a lane.
     pub(crate) fn depth(&self, fingerprint: u64) -> Option<usize> {
-        let lane = &self.lanes[*self.table.get(&fingerprint)? as usize];
+        let lane = &self.lanes[self.place_of(fingerprint)? as usize];
         let aside = lane.extra.as_ref().map_or(0, |extra| extra.aside.len());
         Some((lane.waiting.len() + lane.taken + aside) as usize)
     }
 
     /// How a lane stands, for `explain`.
     pub(crate) fn standing(&self, fingerprint: u64) -> Option<Standing> {
-        let lane = &self.lanes[*self.table.get(&fingerprint)? as usize];
+        let lane = &self.lanes[self.place_of(fingerprint)? as usize];
         let extra = lane.extra.as_ref();
         Some(Standing {
             state: lane.state,
             waiting: lane.waiting.len() as usize,
             in_flight: lane.taken as usize,
             aside: extra.map_or(0, |extra| extra.aside.len() as usize),
-            attempts: lane.attempts,
+            attempts: lane.attempts(),
             note: extra.and_then(|extra| extra.note.clone()),
             paced_until: self.pace.map(|pace| pace.next_at),
         })
@@ -697,7 +700,7 @@ impl<K, M> Lanes<K, M> {
     {
         let (worker, since) = self.streamer;
         let streamer = (self.streaming > 0).then_some(Holder { worker: worker as usize, since, key: None });
-        let running = self.table.values().filter_map(|&id| {
+        let running = self.table.ids().filter_map(|id| {
             let lane = &self.lanes[id as usize];
             let State::Running { since, worker } = lane.state else { return None };
             let key = lane.extra.as_ref().and_then(|extra| extra.holder.clone());
@@ -708,7 +711,7 @@ impl<K, M> Lanes<K, M> {
 
     /// Calls `visit` with the depth of each lane that has somebody to tell its key.
     pub(crate) fn each_depth(&self, mut visit: impl FnMut(usize, &K)) {
-        for &id in self.table.values() {
+        for id in self.table.ids() {
             let lane = &self.lanes[id as usize];
             if let Some(key) = self.key(id) {
                 let aside = lane.extra.as_ref().map_or(0, |extra| extra.aside.len());
@@ -718,31 +721,28 @@ impl<K, M> Lanes<K, M> {
     }
 
     /// What waits in a lane, messages that were parked alone first, each part oldest first.
-    pub(crate) fn waiting_in(&self, fingerprint: u64) -> impl Iterator<Item = &Item<K, M>> {
-        let lane = self.table.get(&fingerprint).map(|id| &self.lanes[*id as usize]);
+    pub(crate) fn waiting_in(&self, fingerprint: u64) -> impl Iterator<Item = &Message<K, M>> {
+        let lane = self.place_of(fingerprint).map(|id| &self.lanes[id as usize]);
         let aside = lane.and_then(|lane| lane.extra.as_ref()).map(|extra| &extra.aside);
         let queues = aside.into_iter().chain(lane.map(|lane| &lane.waiting));
         queues.flat_map(|queue| self.waiting.each_in(queue))
     }
 
     /// Everything that waits, in no order.
-    pub(crate) fn all_waiting(&self) -> impl Iterator<Item = &Item<K, M>> {
+    pub(crate) fn all_waiting(&self) -> impl Iterator<Item = &Message<K, M>> {
         self.waiting.each()
     }
 
     /// Empties every lane that is not in flight, per key in order, and what waits behind those that are.
     pub(crate) fn give_back(&mut self, into: &mut Vec<Item<K, M>>) {
-        let ids: Vec<u32> = self.table.values().copied().collect();
+        let ids: Vec<u32> = self.table.ids().collect();
         for id in ids {
             self.take_back_aside(id);
             let state = self.lanes[id as usize].state;
             if state == State::Ready {
                 self.ready.remove(&mut self.lanes, id);
             }
-            let lane = &mut self.lanes[id as usize];
-            while let Some(item) = self.waiting.pop_front(&mut lane.waiting) {
-                into.push(item);
-            }
+            into.extend(self.take_all(id));
             match state {
                 State::Running { .. } => continue,
                 State::Deferred { .. } => self.deferred -= 1,
@@ -752,21 +752,5 @@ impl<K, M> Lanes<K, M> {
             }
             self.remove(id);
         }
-    }
-
-    /// Whether there is memory to be given back when there is nothing here.
-    pub(crate) fn is_large(&self) -> bool {
-        self.lanes.capacity().max(self.waiting.capacity()) > KEEP_WHEN_EMPTY
-    }
-
-    /// Gives memory back when there is nothing here.
-    pub(crate) fn shrink(&mut self) {
-        if self.table.is_empty() && self.lanes.capacity() > KEEP_WHEN_EMPTY {
-            self.lanes = Vec::new();
-            self.free = NONE;
-            self.table = ByFingerprint::default();
-            self.timers = BinaryHeap::new();
-        }
-        self.waiting.shrink(KEEP_WHEN_EMPTY);
     }
 }

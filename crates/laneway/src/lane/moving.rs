@@ -40,7 +40,7 @@ impl<K, M> Lanes<K, M> {
         here: usize,
         home: &mut dyn FnMut(u64, Option<&K>) -> usize,
     ) -> Vec<Parcel<K, M>> {
-        let ids: Vec<u32> = self.table.values().copied().collect();
+        let ids: Vec<u32> = self.table.ids().collect();
         let mut parcels = Vec::new();
         for id in ids {
             let to = home(self.lanes[id as usize].fingerprint, self.key(id));
@@ -58,19 +58,10 @@ impl<K, M> Lanes<K, M> {
     /// The waiting part of a lane in flight. The turn's leftover will follow as a parcel of its own.
     fn split_off(&mut self, id: u32, to: usize) -> Parcel<K, M> {
         let lane = &mut self.lanes[id as usize];
-        let extra = lane.extra.get_or_insert_default();
-        extra.handover = Some(to);
-        let mut aside = Vec::with_capacity(extra.aside.len() as usize);
-        while let Some(item) = self.waiting.pop_front(&mut extra.aside) {
-            aside.push(item);
-        }
-        self.aside -= aside.len();
-        let mut waiting = Vec::with_capacity(lane.waiting.len() as usize);
-        while let Some(item) = self.waiting.pop_front(&mut lane.waiting) {
-            waiting.push(item);
-        }
-        let state = State::Arriving;
-        Parcel { fingerprint: lane.fingerprint, to, waiting, aside, state, attempts: 0, note: None }
+        lane.extra_mut().handover = Some(to);
+        let (fingerprint, state) = (lane.fingerprint, State::Arriving);
+        let (aside, waiting) = (self.take_aside(id), self.take_all(id).collect());
+        Parcel { fingerprint, to, waiting, aside, state, attempts: 0, note: None }
     }
 
     /// A whole lane that is not in flight.
@@ -91,37 +82,29 @@ impl<K, M> Lanes<K, M> {
     pub(super) fn hand_over(&mut self, id: u32, to: usize, ending: Ending, now: u64) -> Parcel<K, M> {
         let lane = &mut self.lanes[id as usize];
         let (state, attempts, note) = match ending {
-            Ending::Handled => (State::Ready, lane.attempts, None),
+            Ending::Handled => (State::Ready, lane.attempts(), None),
             Ending::Defer { until, attempts, note, .. } => {
                 (State::Deferred { until, stamp: 0 }, attempts, note)
             }
             Ending::ParkMessage { note } => (State::Ready, 0, note),
             Ending::ParkLane { attempts, note } => (State::Parked { since: now }, attempts, note),
         };
-        lane.attempts = attempts;
+        lane.set_attempts(attempts);
         if note.is_some() {
-            lane.extra.get_or_insert_default().note = note;
+            lane.extra_mut().note = note;
         }
-        let asked_to_park = lane.extra.as_ref().is_some_and(|extra| extra.park_after);
-        self.pack(id, to, if asked_to_park { State::Parked { since: now } } else { state })
+        let asked_to_park = lane.extra.as_ref().and_then(|extra| extra.park_after);
+        self.pack(id, to, asked_to_park.map_or(state, |since| State::Parked { since }))
     }
 
     /// Takes a lane that is in no list out of the table with all that it has.
     fn pack(&mut self, id: u32, to: usize, state: State) -> Parcel<K, M> {
+        let (aside, waiting) = (self.take_aside(id), self.take_all(id).collect());
         let lane = &mut self.lanes[id as usize];
-        let (fingerprint, attempts) = (lane.fingerprint, lane.attempts);
-        let mut extra = lane.extra.take().unwrap_or_default();
-        let mut waiting = Vec::with_capacity(lane.waiting.len() as usize);
-        while let Some(item) = self.waiting.pop_front(&mut lane.waiting) {
-            waiting.push(item);
-        }
-        let mut aside = Vec::with_capacity(extra.aside.len() as usize);
-        while let Some(item) = self.waiting.pop_front(&mut extra.aside) {
-            aside.push(item);
-        }
-        self.aside -= aside.len();
+        let (fingerprint, attempts) = (lane.fingerprint, lane.attempts());
+        let note = lane.extra.as_mut().and_then(|extra| extra.note.take());
         self.remove(id);
-        Parcel { fingerprint, to, waiting, aside, state, attempts, note: extra.note }
+        Parcel { fingerprint, to, waiting, aside, state, attempts, note }
     }
 
     /// Whether lanes that were moved here still wait for the end of their turn elsewhere.
@@ -130,20 +113,20 @@ impl<K, M> Lanes<K, M> {
     }
 
     /// Takes in a lane, or the part of it that was still missing, in front of what has come for it here in the meantime.
-    pub(crate) fn arrive(&mut self, parcel: Parcel<K, M>, now: u64) {
+    pub(crate) fn arrive(&mut self, parcel: Parcel<K, M>) {
         self.arrived.lanes += 1;
         self.arrived.messages += parcel.messages();
         let Parcel { fingerprint, waiting, aside, state, attempts, note, .. } = parcel;
-        let known = self.table.get(&fingerprint).copied();
+        let known = self.place_of(fingerprint);
         let awaited = known.is_some_and(|id| self.lanes[id as usize].state == State::Arriving);
-        let id = known.unwrap_or_else(|| self.create(fingerprint, State::Arriving, 2));
+        let id = known.unwrap_or_else(|| self.create(fingerprint, State::Arriving));
         if !awaited {
             self.arriving += 1;
             self.lanes[id as usize].state = State::Arriving;
         }
         for item in aside {
-            let extra = self.lanes[id as usize].extra.get_or_insert_default();
-            self.waiting.push_back(&mut extra.aside, id, item, false);
+            let aside = &mut self.lanes[id as usize].extra_mut().aside;
+            self.waiting.push_back(aside, id, (item.message, item.accepted_at), false);
             self.aside += 1;
         }
         // Only a head that has been tried was started; the others can still make room.
@@ -157,17 +140,17 @@ impl<K, M> Lanes<K, M> {
         }
         self.arriving -= 1;
         let lane = &mut self.lanes[id as usize];
-        lane.attempts = attempts;
-        let asked_to_park = lane.extra.as_mut().is_some_and(|extra| std::mem::take(&mut extra.park_after));
+        lane.set_attempts(attempts);
+        let asked_to_park = lane.extra.as_mut().and_then(|extra| extra.park_after.take());
         if note.is_some() {
-            lane.extra.get_or_insert_default().note = note;
+            lane.extra_mut().note = note;
         }
         match state {
-            State::Parked { since } => self.rest_or_park(id, true, since),
-            State::Deferred { until, .. } if !asked_to_park => {
+            State::Parked { since } => self.rest_or_park(id, Some(since)),
+            State::Deferred { until, .. } if asked_to_park.is_none() => {
                 self.defer(id, until);
             }
-            _ => self.rest_or_park(id, asked_to_park, now),
+            _ => self.rest_or_park(id, asked_to_park),
         }
     }
 }
@@ -205,7 +188,7 @@ mod tests {
         to.admit(item(2, Priority::Normal));
         to.admit(item(2, Priority::Normal));
         for parcel in from.move_out(0, &mut |_, _| 1) {
-            to.arrive(parcel, 0);
+            to.arrive(parcel);
         }
         assert_eq!(
             order(&mut to),
@@ -222,12 +205,12 @@ mod tests {
         from.admit(item(1, Priority::Normal));
         assert!(from.claim(0, 2, 0, &mut turn, None));
         for parcel in from.move_out(0, &mut |_, _| 1) {
-            to.arrive(parcel, 0);
+            to.arrive(parcel);
         }
         to.admit(item(1, Priority::Urgent));
         to.admit(item(2, Priority::Normal));
         // Neither was begun.
-        to.arrive(from.settle(&mut turn, 0).parcel.expect("it moves"), 0);
+        to.arrive(from.settle(&mut turn, 0).parcel.expect("it moves"));
         assert_eq!(order(&mut to), [1, 1, 1, 2]);
     }
 

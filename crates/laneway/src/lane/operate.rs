@@ -9,12 +9,12 @@ use crate::message::Item;
 impl<K, M> Lanes<K, M> {
     /// Parks a lane in front of its next message. False if there is no such lane.
     pub(crate) fn park(&mut self, fingerprint: u64, note: &str, now: u64) -> bool {
-        let Some(&id) = self.table.get(&fingerprint) else { return false };
+        let Some(id) = self.place_of(fingerprint) else { return false };
         let lane = &mut self.lanes[id as usize];
-        lane.extra.get_or_insert_default().note = Some(note.to_owned());
+        lane.extra_mut().note = Some(note.to_owned());
         match lane.state {
             State::Running { .. } | State::Arriving => {
-                lane.extra.get_or_insert_default().park_after = true;
+                lane.extra_mut().park_after.get_or_insert(now);
                 return true;
             }
             State::Parked { .. } => return true,
@@ -28,16 +28,16 @@ impl<K, M> Lanes<K, M> {
 
     /// Lets a parked or deferred lane go on from its head, messages that were put aside first. False if there was nothing to resume.
     pub(crate) fn resume(&mut self, fingerprint: u64) -> bool {
-        let Some(&id) = self.table.get(&fingerprint) else { return false };
+        let Some(id) = self.place_of(fingerprint) else { return false };
         let unparked =
-            self.lanes[id as usize].extra.as_mut().is_some_and(|e| std::mem::take(&mut e.park_after));
+            self.lanes[id as usize].extra.as_mut().is_some_and(|extra| extra.park_after.take().is_some());
         let returned = self.take_back_aside(id);
         match self.lanes[id as usize].state {
             State::Running { .. } | State::Arriving => return unparked || returned,
             State::Ready => {
                 if returned {
                     // What has failed so often is not the head any more.
-                    self.lanes[id as usize].attempts = 0;
+                    self.lanes[id as usize].set_attempts(0);
                 }
                 return returned;
             }
@@ -45,20 +45,14 @@ impl<K, M> Lanes<K, M> {
             State::Parked { .. } => self.parked -= 1,
             State::Deferred { .. } => self.deferred -= 1,
         }
-        self.lanes[id as usize].attempts = 0;
+        self.lanes[id as usize].set_attempts(0);
         self.rest(id);
         true
     }
 
     /// Puts the messages that were parked alone back to the front of their lane, in their order.
     pub(super) fn take_back_aside(&mut self, id: u32) -> bool {
-        let lane = &mut self.lanes[id as usize];
-        let Some(extra) = &mut lane.extra else { return false };
-        let mut items = Vec::with_capacity(extra.aside.len() as usize);
-        while let Some(item) = self.waiting.pop_front(&mut extra.aside) {
-            items.push(item);
-        }
-        self.aside -= items.len();
+        let mut items = self.take_aside(id);
         let any = !items.is_empty();
         while let Some(item) = items.pop() {
             self.put_back(id, item, false);
@@ -66,25 +60,38 @@ impl<K, M> Lanes<K, M> {
         any
     }
 
+    /// Takes the messages out that were parked alone, in their order.
+    pub(super) fn take_aside(&mut self, id: u32) -> Vec<Item<K, M>> {
+        let lane = &mut self.lanes[id as usize];
+        let fingerprint = lane.fingerprint;
+        let Some(extra) = &mut lane.extra else { return Vec::new() };
+        let mut items = Vec::with_capacity(extra.aside.len() as usize);
+        while let Some((message, accepted_at)) = self.waiting.pop_front(&mut extra.aside) {
+            items.push(Item { fingerprint, accepted_at, message });
+        }
+        self.aside -= items.len();
+        items
+    }
+
     /// Takes the head of a lane out, unless it is in flight. A lane that stood in front of it stays as it was.
     pub(crate) fn skip_head(&mut self, fingerprint: u64) -> Option<Item<K, M>> {
         if self.is_in_stream(fingerprint) {
             return None;
         }
-        let &id = self.table.get(&fingerprint)?;
+        let id = self.place_of(fingerprint)?;
         let lane = &mut self.lanes[id as usize];
         if matches!(lane.state, State::Running { .. } | State::Arriving) {
             return None;
         }
         if lane.waiting.is_empty() {
-            let item = self.waiting.pop_front(&mut lane.extra.as_mut()?.aside)?;
+            let (message, accepted_at) = self.waiting.pop_front(&mut lane.extra.as_mut()?.aside)?;
             self.aside -= 1;
             self.leave_if_empty(id);
-            return Some(item);
+            return Some(Item { fingerprint, accepted_at, message });
         }
-        let item = self.waiting.pop_front(&mut lane.waiting)?;
-        lane.attempts = 0;
-        lane.urgent_left = lane.urgent_left.saturating_sub(1);
+        let item = self.take_first(id)?;
+        let lane = &mut self.lanes[id as usize];
+        lane.set_attempts(0);
         if let State::Deferred { .. } = lane.state {
             // The one that had failed is gone; the next has no reason to wait.
             self.deferred -= 1;
@@ -100,7 +107,7 @@ impl<K, M> Lanes<K, M> {
         if self.is_in_stream(fingerprint) {
             return None;
         }
-        let Some(&id) = self.table.get(&fingerprint) else { return Some(Vec::new()) };
+        let Some(id) = self.place_of(fingerprint) else { return Some(Vec::new()) };
         if matches!(self.lanes[id as usize].state, State::Running { .. } | State::Arriving) {
             return None;
         }
@@ -135,21 +142,16 @@ impl<K, M> Lanes<K, M> {
     /// Takes the event that has waited longest out of its lane, wherever it stands.
     pub(crate) fn evict_oldest(&mut self) -> Option<(u64, Item<K, M>)> {
         let (id, node) = self.waiting.oldest()?;
-        let lane = &mut self.lanes[id as usize];
-        let item = self.waiting.unlink(&mut lane.waiting, node);
-        let fingerprint = lane.fingerprint;
-        lane.urgent_left = lane.urgent_left.saturating_sub(1);
+        let item = self.take_node(id, node);
         self.leave_if_empty(id);
-        Some((fingerprint, item))
+        Some((item.fingerprint, item))
     }
 
     /// Takes the event of one lane that has waited longest.
     pub(crate) fn evict_oldest_of(&mut self, fingerprint: u64) -> Option<Item<K, M>> {
-        let &id = self.table.get(&fingerprint)?;
-        let lane = &mut self.lanes[id as usize];
-        let node = self.waiting.oldest_in(&lane.waiting)?;
-        let item = self.waiting.unlink(&mut lane.waiting, node);
-        lane.urgent_left = lane.urgent_left.saturating_sub(1);
+        let id = self.place_of(fingerprint)?;
+        let node = self.waiting.oldest_in(&self.lanes[id as usize].waiting)?;
+        let item = self.take_node(id, node);
         self.leave_if_empty(id);
         Some(item)
     }

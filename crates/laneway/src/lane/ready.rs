@@ -14,7 +14,11 @@
 //! What a round is differs by tier, and lanes change their tiers. So rounds are numbered by one clock, which ticks whenever any tier begins one: whether a lane has been served since
 //! a round began can be told wherever that was.
 
-use super::{Lane, State, waiting::NONE};
+use super::{
+    Lane, State,
+    repack::{Places, placed},
+    waiting::NONE,
+};
 use crate::message::Priority;
 
 /// How many lanes may be preferred in a row. Small enough that a low lane waits for milliseconds, large enough
@@ -158,6 +162,13 @@ impl Ready {
             }
         }
         Ok(count)
+    }
+
+    /// The lanes have other places now; those in the lists have their links already.
+    pub(super) fn move_to(&mut self, places: &Places) {
+        for ends in self.tiers.iter_mut().flat_map(|tier| &mut tier.lists) {
+            (ends.head, ends.tail) = (placed(places, ends.head), placed(places, ends.tail));
+        }
     }
 
     /// Every list with its tier and its number there, in the order in which they are served.

@@ -68,7 +68,7 @@ impl<K, M> Lanes<K, M> {
 
     /// Whether messages of this key have to go to a lane, because there is one.
     pub(super) fn has_lane(&self, fingerprint: u64) -> bool {
-        !self.table.is_empty() && self.table.contains_key(&fingerprint)
+        !self.table.is_empty() && self.place_of(fingerprint).is_some()
     }
 
     /// How many of the first messages of a chunk may be in a stream, of so many that are looked at, before one that has to go to a lane. Takes note of their keys.
@@ -137,11 +137,9 @@ impl<K, M> Lanes<K, M> {
 
     /// Puts a message that had been taken from the inbox to the front of its lane.
     fn readmit(&mut self, item: Item<K, M>) {
-        let (fingerprint, tier) = (item.fingerprint, item.message.priority.tier());
-        let id = match self.table.get(&fingerprint) {
-            Some(&id) => id,
-            None => self.create(fingerprint, State::Aside, tier),
-        };
+        let fingerprint = item.fingerprint;
+        let known = self.place_of(fingerprint);
+        let id = known.unwrap_or_else(|| self.create(fingerprint, State::Aside));
         self.put_back(id, item, false);
         if self.lanes[id as usize].state == State::Aside {
             self.make_ready(id);
@@ -150,17 +148,15 @@ impl<K, M> Lanes<K, M> {
 
     /// A message of a stream failed: settles it as a turn of its lane.
     fn settle_first(&mut self, item: Item<K, M>, ending: Ending, now: u64) -> Settled<K, M> {
-        let (fingerprint, tier) = (item.fingerprint, item.message.priority.tier());
-        let id = match self.table.get(&fingerprint) {
-            Some(&id) => id,
-            None => self.create(fingerprint, State::Aside, tier),
-        };
+        let fingerprint = item.fingerprint;
+        let known = self.place_of(fingerprint);
+        let id = known.unwrap_or_else(|| self.create(fingerprint, State::Aside));
         match self.lanes[id as usize].state {
             State::Ready => self.ready.remove(&mut self.lanes, id),
-            State::Parked { .. } => {
+            State::Parked { since } => {
                 // An operator was quicker; it stays parked, in front of this one.
                 self.parked -= 1;
-                self.lanes[id as usize].extra.get_or_insert_default().park_after = true;
+                self.lanes[id as usize].extra_mut().park_after = Some(since);
             }
             State::Aside => {}
             state => unreachable!("nobody claims while a stream is out, and it is not {state:?}"),
@@ -169,7 +165,7 @@ impl<K, M> Lanes<K, M> {
         (lane.state, lane.taken) = (State::Running { since: now, worker: 0 }, 1);
         self.running += 1;
         self.taken += 1;
-        let mut turn = Turn { lane: id, ending, fingerprint, ..Turn::new() };
+        let mut turn = Turn { lane: id, packing: self.packing, ending, fingerprint, ..Turn::new() };
         turn.items.push_back(item);
         self.settle(&mut turn, now)
     }

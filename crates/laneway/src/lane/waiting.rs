@@ -3,7 +3,14 @@
 //!
 //! A node is written when a message is admitted and freed when it is taken, so a dispatcher in its steady state allocates
 //! nothing; freed nodes are used again last in, first out, while they are still in the cache. Links are indices: the
-//! slab may move, and there is nothing unsafe about it.
+//! slab may move, and there is nothing unsafe about it. A node has what every message needs, and 40 bytes for a small one: when a message was accepted is noted
+//! beside the slab for the few that are timed, and its neighbours by age where there is such a list.
+
+use std::collections::HashMap;
+
+use foldhash::fast::FixedState;
+
+use super::repack::{Places, placed};
 
 /// The end of a list.
 pub(super) const NONE: u32 = u32::MAX;
@@ -33,17 +40,37 @@ impl Queue {
 }
 
 #[derive(Debug)]
-struct Node<T> {
+pub(super) struct Node<T> {
     /// `None` while the node is free.
     item: Option<T>,
-    /// The lane whose queue it is in.
-    lane: u32,
-    /// Its neighbours in that queue; `next` also links the free nodes.
+    /// Its neighbours in the queue; `next` also links the free nodes.
     previous: u32,
     next: u32,
-    /// Its neighbours by age; both `NONE` and not `oldest` when the message may not be evicted.
+}
+
+impl<T> Node<T> {
+    fn vacant() -> Self {
+        Node { item: None, previous: NONE, next: NONE }
+    }
+}
+
+/// A node's place among all that may be evicted.
+#[derive(Clone, Copy, Debug)]
+struct Age {
+    /// The lane in whose queue it is.
+    lane: u32,
+    /// Its neighbours; both `NONE` and not `oldest` when the message may not be evicted.
     older: u32,
     newer: u32,
+}
+
+/// The list by age.
+#[derive(Debug)]
+struct Ages {
+    /// Beside the nodes.
+    places: Vec<Age>,
+    oldest: u32,
+    newest: u32,
 }
 
 /// The slab.
@@ -52,15 +79,17 @@ pub(super) struct Waiting<T> {
     nodes: Vec<Node<T>>,
     free: u32,
     live: usize,
-    /// Whether the list by age is kept at all: only where `DropOldest` may need it.
-    by_age: bool,
-    oldest: u32,
-    newest: u32,
+    /// When those were accepted that are timed.
+    times: HashMap<u32, u64, FixedState>,
+    /// Only where `DropOldest` may need it.
+    ages: Option<Ages>,
 }
 
 impl<T> Waiting<T> {
     pub(super) fn new(by_age: bool) -> Self {
-        Waiting { nodes: Vec::new(), free: NONE, live: 0, by_age, oldest: NONE, newest: NONE }
+        let ages = Ages { places: Vec::new(), oldest: NONE, newest: NONE };
+        let times = HashMap::default();
+        Waiting { nodes: Vec::new(), free: NONE, live: 0, times, ages: by_age.then_some(ages) }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -68,12 +97,12 @@ impl<T> Waiting<T> {
     }
 
     pub(super) fn by_age(&self) -> bool {
-        self.by_age
+        self.ages.is_some()
     }
 
-    /// Appends to a queue. `evictable` messages are also the newest by age.
-    pub(super) fn push_back(&mut self, queue: &mut Queue, lane: u32, item: T, evictable: bool) {
-        let id = self.occupy(item, lane);
+    /// Appends to the queue of a lane. `evictable` messages are also the newest by age. `at` is when it was accepted, if it is timed, else 0.
+    pub(super) fn push_back(&mut self, queue: &mut Queue, lane: u32, (item, at): (T, u64), evictable: bool) {
+        let id = self.occupy(item, at, lane);
         self.nodes[id as usize].previous = queue.tail;
         match queue.tail {
             NONE => queue.head = id,
@@ -81,14 +110,14 @@ impl<T> Waiting<T> {
         }
         queue.tail = id;
         queue.len += 1;
-        if evictable && self.by_age {
-            self.append_by_age(id);
+        if let Some(ages) = self.ages.as_mut().filter(|_| evictable) {
+            ages.append(id);
         }
     }
 
     /// Puts a message to the front. If it may be evicted it is the oldest by age: it was taken from somewhere, before all that is here.
-    pub(super) fn push_front(&mut self, queue: &mut Queue, lane: u32, item: T, evictable: bool) {
-        let id = self.occupy(item, lane);
+    pub(super) fn push_front(&mut self, queue: &mut Queue, lane: u32, (item, at): (T, u64), evictable: bool) {
+        let id = self.occupy(item, at, lane);
         self.nodes[id as usize].next = queue.head;
         match queue.head {
             NONE => queue.tail = id,
@@ -96,13 +125,13 @@ impl<T> Waiting<T> {
         }
         queue.head = id;
         queue.len += 1;
-        if evictable && self.by_age {
-            self.prepend_by_age(id);
+        if let Some(ages) = self.ages.as_mut().filter(|_| evictable) {
+            ages.prepend(id);
         }
     }
 
-    /// Takes the oldest message of a queue.
-    pub(super) fn pop_front(&mut self, queue: &mut Queue) -> Option<T> {
+    /// Takes the oldest message of a queue, and when it was accepted, if it is timed.
+    pub(super) fn pop_front(&mut self, queue: &mut Queue) -> Option<(T, u64)> {
         if queue.head == NONE {
             return None;
         }
@@ -128,20 +157,22 @@ impl<T> Waiting<T> {
 
     /// The evictable message that has waited longest, as (lane, node).
     pub(super) fn oldest(&self) -> Option<(u32, u32)> {
-        (self.oldest != NONE).then(|| (self.nodes[self.oldest as usize].lane, self.oldest))
+        let ages = self.ages.as_ref()?;
+        (ages.oldest != NONE).then(|| (ages.places[ages.oldest as usize].lane, ages.oldest))
     }
 
     /// The evictable message of one queue that has waited longest. Only started and control messages can stand before it.
     pub(super) fn oldest_in(&self, queue: &Queue) -> Option<u32> {
+        let ages = self.ages.as_ref()?;
         let mut id = queue.head;
-        while id != NONE && !self.listed_by_age(id) {
+        while id != NONE && !ages.lists(id) {
             id = self.nodes[id as usize].next;
         }
         (id != NONE).then_some(id)
     }
 
     /// Takes any message out of the queue that it is in.
-    pub(super) fn unlink(&mut self, queue: &mut Queue, id: u32) -> T {
+    pub(super) fn unlink(&mut self, queue: &mut Queue, id: u32) -> (T, u64) {
         let (previous, next) = (self.nodes[id as usize].previous, self.nodes[id as usize].next);
         match previous {
             NONE => queue.head = next,
@@ -152,8 +183,8 @@ impl<T> Waiting<T> {
             node => self.nodes[node as usize].previous = previous,
         }
         queue.len -= 1;
-        if self.by_age {
-            self.remove_by_age(id);
+        if let Some(ages) = &mut self.ages {
+            ages.remove(id);
         }
         self.vacate(id)
     }
@@ -163,18 +194,41 @@ impl<T> Waiting<T> {
         self.nodes.capacity()
     }
 
-    /// Gives memory back once nothing waits, unless there is little of it.
-    pub(super) fn shrink(&mut self, keep: usize) {
-        if self.live == 0 && self.nodes.capacity() > keep {
-            self.nodes = Vec::new();
-            self.free = NONE;
+    /// Moves what is in these queues, which are all that there are, into a slab of its size: those of a lane with the lane's place. Gives back the old slab.
+    pub(super) fn repack<'a>(&mut self, queues: impl Iterator<Item = (u32, &'a mut Queue)>) -> Vec<Node<T>> {
+        let mut old = std::mem::take(&mut self.nodes);
+        let mut places = Places::with_capacity(self.live);
+        let mut lanes = Vec::new();
+        for (lane, queue) in queues {
+            let (mut id, mut previous) = (queue.head, NONE);
+            (queue.head, queue.tail) = (NONE, NONE);
+            while id != NONE {
+                let place = self.nodes.len() as u32;
+                places.insert(id, place);
+                lanes.push(lane);
+                let node = std::mem::replace(&mut old[id as usize], Node::vacant());
+                id = node.next;
+                self.nodes.push(Node { previous, next: NONE, ..node });
+                match previous {
+                    NONE => queue.head = place,
+                    previous => self.nodes[previous as usize].next = place,
+                }
+                (previous, queue.tail) = (place, place);
+            }
         }
+        let times = std::mem::take(&mut self.times);
+        self.times = times.into_iter().map(|(id, at)| (places[&id], at)).collect();
+        if let Some(ages) = &mut self.ages {
+            ages.move_to(&places, lanes);
+        }
+        self.free = NONE;
+        old
     }
 
-    fn occupy(&mut self, item: T, lane: u32) -> u32 {
+    fn occupy(&mut self, item: T, at: u64, lane: u32) -> u32 {
         self.live += 1;
-        let node = Node { item: Some(item), lane, previous: NONE, next: NONE, older: NONE, newer: NONE };
-        match self.free {
+        let node = Node { item: Some(item), ..Node::vacant() };
+        let id = match self.free {
             NONE => {
                 self.nodes.push(node);
                 (self.nodes.len() - 1) as u32
@@ -184,53 +238,86 @@ impl<T> Waiting<T> {
                 self.nodes[id as usize] = node;
                 id
             }
+        };
+        if at > 0 {
+            self.times.insert(id, at);
         }
+        if let Some(ages) = &mut self.ages {
+            ages.occupy(id, lane);
+        }
+        id
     }
 
-    fn vacate(&mut self, id: u32) -> T {
+    fn vacate(&mut self, id: u32) -> (T, u64) {
         self.live -= 1;
         let node = &mut self.nodes[id as usize];
         node.next = self.free;
         self.free = id;
-        node.item.take().expect("a linked node holds a message")
+        let item = node.item.take().expect("a linked node holds a message");
+        // Most are not timed, and mostly nobody is.
+        let at = if self.times.is_empty() { None } else { self.times.remove(&id) };
+        (item, at.unwrap_or(0))
+    }
+}
+
+impl Ages {
+    fn occupy(&mut self, id: u32, lane: u32) {
+        let age = Age { lane, older: NONE, newer: NONE };
+        match self.places.get_mut(id as usize) {
+            Some(place) => *place = age,
+            None => self.places.push(age),
+        }
     }
 
-    fn listed_by_age(&self, id: u32) -> bool {
-        let node = &self.nodes[id as usize];
-        node.older != NONE || node.newer != NONE || self.oldest == id
+    fn lists(&self, id: u32) -> bool {
+        let age = &self.places[id as usize];
+        age.older != NONE || age.newer != NONE || self.oldest == id
     }
 
-    fn append_by_age(&mut self, id: u32) {
-        self.nodes[id as usize].older = self.newest;
+    fn append(&mut self, id: u32) {
+        self.places[id as usize].older = self.newest;
         match self.newest {
             NONE => self.oldest = id,
-            newest => self.nodes[newest as usize].newer = id,
+            newest => self.places[newest as usize].newer = id,
         }
         self.newest = id;
     }
 
-    fn prepend_by_age(&mut self, id: u32) {
-        self.nodes[id as usize].newer = self.oldest;
+    fn prepend(&mut self, id: u32) {
+        self.places[id as usize].newer = self.oldest;
         match self.oldest {
             NONE => self.newest = id,
-            oldest => self.nodes[oldest as usize].older = id,
+            oldest => self.places[oldest as usize].older = id,
         }
         self.oldest = id;
     }
 
-    fn remove_by_age(&mut self, id: u32) {
-        if !self.listed_by_age(id) {
+    fn remove(&mut self, id: u32) {
+        if !self.lists(id) {
             return;
         }
-        let (older, newer) = (self.nodes[id as usize].older, self.nodes[id as usize].newer);
+        let Age { older, newer, .. } = self.places[id as usize];
         match older {
             NONE => self.oldest = newer,
-            node => self.nodes[node as usize].newer = newer,
+            node => self.places[node as usize].newer = newer,
         }
         match newer {
             NONE => self.newest = older,
-            node => self.nodes[node as usize].older = older,
+            node => self.places[node as usize].older = older,
         }
+    }
+
+    /// The nodes have other places now, and their lanes, too.
+    fn move_to(&mut self, places: &Places, lanes: Vec<u32>) {
+        let old = std::mem::take(&mut self.places);
+        let fresh = lanes.into_iter().map(|lane| Age { lane, older: NONE, newer: NONE });
+        self.places = fresh.collect();
+        for (&from, &to) in places {
+            let Age { older, newer, .. } = old[from as usize];
+            let age = &mut self.places[to as usize];
+            (age.older, age.newer) = (placed(places, older), placed(places, newer));
+        }
+        (self.oldest, self.newest) = (placed(places, self.oldest), placed(places, self.newest));
     }
 }
 
@@ -243,31 +330,37 @@ mod tests {
         let mut waiting = Waiting::new(true);
         let (mut a, mut b) = (Queue::default(), Queue::default());
         for n in 0..4 {
-            waiting.push_back(&mut a, 0, n, true);
-            waiting.push_back(&mut b, 1, 10 + n, n != 0);
+            waiting.push_back(&mut a, 0, (n, 0), true);
+            waiting.push_back(&mut b, 1, (10 + n, 0), n != 0);
         }
-        assert_eq!(waiting.pop_front(&mut a), Some(0));
-        waiting.push_front(&mut a, 0, 0, false);
+        assert_eq!(waiting.pop_front(&mut a), Some((0, 0)));
+        waiting.push_front(&mut a, 0, (0, 0), false);
         let (lane, node) = waiting.oldest().unwrap();
         assert_eq!(lane, 0, "1 is the oldest that may go: 0 was started, 10 is control");
-        assert_eq!(waiting.unlink(&mut a, node), 1);
+        assert_eq!(waiting.unlink(&mut a, node).0, 1);
         let drained: Vec<_> = std::iter::from_fn(|| waiting.pop_front(&mut a)).collect();
-        assert_eq!(drained, [0, 2, 3]);
+        assert_eq!(drained, [(0, 0), (2, 0), (3, 0)]);
         let (lane, node) = waiting.oldest().unwrap();
-        assert_eq!((lane, waiting.unlink(&mut b, node)), (1, 11), "from the middle of its queue");
+        assert_eq!((lane, waiting.unlink(&mut b, node).0), (1, 11), "from the middle of its queue");
         let drained: Vec<_> = std::iter::from_fn(|| waiting.pop_front(&mut b)).collect();
-        assert_eq!(drained, [10, 12, 13]);
+        assert_eq!(drained, [(10, 0), (12, 0), (13, 0)]);
         assert_eq!((waiting.len(), waiting.oldest()), (0, None));
     }
 
     #[test]
-    fn freed_nodes_are_used_again() {
+    fn freed_nodes_are_used_again_and_times_stay_with_their_messages() {
         let mut waiting = Waiting::new(false);
         let mut queue = Queue::default();
         for n in 0..1_000 {
-            waiting.push_back(&mut queue, 0, n, true);
-            assert_eq!(waiting.pop_front(&mut queue), Some(n));
+            let at = n % 3;
+            waiting.push_back(&mut queue, 0, (n, at), true);
+            assert_eq!(waiting.pop_front(&mut queue), Some((n, at)));
         }
-        assert_eq!(waiting.nodes.len(), 1);
+        assert_eq!((waiting.nodes.len(), waiting.times.len()), (1, 0));
+    }
+
+    #[test]
+    fn a_small_message_takes_forty_bytes() {
+        assert_eq!(size_of::<Node<crate::Message<u64, [u64; 2]>>>(), 40);
     }
 }

@@ -712,7 +712,7 @@ fn hire<K: Clone, M>(
     let turns = match handler {
         HandlerKind::Sync(handler) => handler.turns(),
         #[cfg(feature = "tokio")]
-        HandlerKind::Async(_) => crate::handler::Turns::OfAnyKeys,
+        HandlerKind::Async(_) => crate::handler::Turns::OneLane,
     };
     Worker::new(shared.clone(), seat.clone(), Sleeper::simulated(seat.number, woken.clone()), turns)
 }

@@ -108,6 +108,8 @@ pub(crate) struct Tempo {
     spent: u64,
     /// When the clock was last read.
     pub(crate) now: u64,
+    /// Whether it has had nothing to do since, so that it may be any time now.
+    pub(crate) rested: bool,
 }
 
 /// A turn should not take longer than this: a small multiple of what a wake-up costs, and not noticed by a person.
@@ -121,15 +123,12 @@ const SLOW: u64 = 50_000;
 const HAND_LANES: usize = 128;
 const HAND_MESSAGES: usize = 512;
 
-/// A worker that never sleeps tidies up once in so many looks that find nothing: every millisecond or so.
-const IDLE_LOOKS: u32 = 4_096;
-
 /// While messages are quick, one in this many is timed.
 const TIMED_ONE_IN: u32 = 64;
 
 impl Tempo {
     pub(crate) fn new() -> Self {
-        Tempo { average: SLICE, countdown: 0, spent: 0, now: 0 }
+        Tempo { average: SLICE, countdown: 0, spent: 0, now: 0, rested: true }
     }
 
     pub(crate) fn is_slow(&self) -> bool {
@@ -162,8 +161,13 @@ impl Tempo {
         let took = ended - started;
         self.average = if took > self.average { took } else { (self.average * 3 + took) / 4 };
         self.spent += took;
-        self.now = ended;
+        (self.now, self.rested) = (ended, false);
         self.countdown = if self.is_slow() { 0 } else { TIMED_ONE_IN };
+    }
+
+    /// It is so late by now.
+    fn look_up(&mut self, now: u64) {
+        (self.now, self.rested) = (self.now.max(now), false);
     }
 
     pub(crate) fn is_over(&self) -> bool {
@@ -283,8 +287,6 @@ pub(crate) struct Worker<K, M> {
     released_before: u64,
     /// What to tell the mappings once a hand is settled.
     released_turns: Vec<(u64, u64)>,
-    /// Looks that have found nothing since it last tidied up, if it never sleeps.
-    idle_looks: u32,
 }
 
 impl<K, M> Worker<K, M>
@@ -315,7 +317,6 @@ where
             supply: Supply::Plenty,
             released_before: 0,
             released_turns: Vec::new(),
-            idle_looks: 0,
         }
     }
 
@@ -324,12 +325,14 @@ where
     fn wants(&self, dispatcher: &Dispatcher<K, M>) -> Wants<K> {
         let most = self.shared.settings.batch_max;
         let is_full = self.turns == Turns::Full;
-        let alone = !is_full && dispatcher.servers.load(Ordering::Relaxed) == 1;
+        let alone =
+            !is_full && self.turns != Turns::OneLane && dispatcher.servers.load(Ordering::Relaxed) == 1;
         let quick = alone && !self.tempo.is_slow();
         let lanes = if quick { HAND_LANES } else { 1 };
         Wants {
             worker: self.seat.number as u32,
             now: self.tempo.now,
+            rested: self.tempo.rested,
             turn: if is_full { most } else { self.tempo.limit(most) },
             lanes: lanes.min(self.tempo.limit(HAND_LANES)),
             messages: self.tempo.limit(HAND_MESSAGES),
@@ -382,6 +385,7 @@ where
             (true, _) => Look::Leave,
             (false, 0) => {
                 self.owed.clear();
+                self.tempo.rested = true;
                 Look::Nothing
             }
             (false, _) => Look::Contended,
@@ -392,6 +396,7 @@ where
         self.cursor = (place + 1) % self.row.len();
         self.serving = Some(place);
         self.failures = 0;
+        self.tempo.look_up(self.hand.filled_at());
         for owed in self.owed.drain(..) {
             if owed != place {
                 self.row[owed].pass_on();
@@ -505,12 +510,8 @@ where
         }
     }
 
-    /// Is idle and will look again at once: tells those who wait for that, as lying down does, and now and then sees to what a burst has left.
-    pub(crate) fn stay_up(&mut self) {
-        self.idle_looks = (self.idle_looks + 1) % IDLE_LOOKS;
-        if self.idle_looks == 0 {
-            self.row.iter().for_each(|dispatcher| dispatcher.tidy_up(&self.sleeper, &self.shared.clock));
-        }
+    /// Is idle and will look again at once: tells those who wait for that, as lying down does.
+    pub(crate) fn stay_up(&self) {
         self.row.iter().for_each(|dispatcher| dispatcher.room.made_last());
         self.shared.quiet.made_last();
     }

@@ -60,15 +60,9 @@ impl Sleeper {
         Sleeper { id, alarm: Alarm::Simulated(woken) }
     }
 
-    /// For how long, in nanoseconds, a dispatcher keeps the memory that a burst needed after this one has lain down: the next burst may follow at once, and to grow again
-    /// costs more than a message does. Only a thread can come back for that without a timer.
-    pub(crate) fn linger(&self) -> u64 {
-        match &self.alarm {
-            Alarm::Thread(_) => 100_000_000,
-            #[cfg(feature = "tokio")]
-            Alarm::Slot { .. } => 0,
-            Alarm::Simulated(_) => 0,
-        }
+    /// Whether it costs nothing to wake up by itself after a while. A slot would need a timer for that.
+    pub(crate) fn can_come_back(&self) -> bool {
+        matches!(self.alarm, Alarm::Thread(_))
     }
 
     /// How many of its kind may be rising at a time.

@@ -125,7 +125,7 @@ where
         let (handler, alarm) = (self.0.clone(), Arc::new(Notify::new()));
         let sleeper = Sleeper::slot(seat.number, alarm.clone(), runtime.metrics().num_workers());
         // Made here, not in the task: a runtime that goes before the task's first step drops it, and its seat is known to be empty.
-        let worker = Worker::new(shared, seat, sleeper, Turns::OfAnyKeys);
+        let worker = Worker::new(shared, seat, sleeper, Turns::OneLane);
         runtime.spawn(async move { work(worker, &*handler, &alarm).await });
     }
 
