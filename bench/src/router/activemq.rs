@@ -46,7 +46,7 @@ impl Fixture for ActiveMq {
     }
 
     /// With the prefetch of the source. What has come is acknowledged at once, by its last message, and the broker answers to it, as it does to the router.
-    fn connect(&self, queue: usize, _queues: usize, count: u64) -> BoxFuture<'_, Result<Consuming<'_>>> {
+    fn connect(&self, queue: usize, _queues: usize, count: u64) -> BoxFuture<'_, Result<Consuming>> {
         let settings = self.settings(queue);
         Box::pin(async move {
             let (sender, mut receiver) = settings.connect().await?;
@@ -82,7 +82,7 @@ impl Fixture for ActiveMq {
                 };
                 asked.map_err(failed)
             };
-            Ok(Box::pin(consuming) as Consuming<'_>)
+            Ok(Box::pin(consuming) as Consuming)
         })
     }
 }

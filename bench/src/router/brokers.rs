@@ -85,11 +85,11 @@ pub(super) trait Fixture {
     }
 
     /// Connects the plain client. What it gives reads so many messages of a queue, as a user would who needs no order, and acknowledges each.
-    fn connect(&self, queue: usize, queues: usize, count: u64) -> BoxFuture<'_, Result<Consuming<'_>>>;
+    fn connect(&self, queue: usize, queues: usize, count: u64) -> BoxFuture<'_, Result<Consuming>>;
 }
 
-/// A plain consumer at work.
-pub(super) type Consuming<'a> = BoxFuture<'a, Result<()>>;
+/// A plain consumer at work, as a task of its own.
+pub(super) type Consuming = BoxFuture<'static, Result<()>>;
 
 /// A server that serves all runs. It ends when it is dropped.
 pub(super) trait Host {
@@ -290,7 +290,10 @@ async fn consume(fixture: &dyn Fixture, queues: usize, counts: &[u64]) -> Result
     let connecting = counts.iter().enumerate().map(|(queue, count)| fixture.connect(queue, queues, *count));
     let consuming = try_join_all(connecting).await?;
     let clock = Clock::start();
-    try_join_all(consuming).await?;
+    let tasks: Vec<_> = consuming.into_iter().map(tokio::spawn).collect();
+    for task in tasks {
+        task.await??;
+    }
     clock.stop(counts.iter().sum(), &mut outcome);
     Ok(outcome)
 }

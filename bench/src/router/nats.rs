@@ -19,7 +19,7 @@ const UNDER_WAY: usize = 4 * 1_024;
 
 pub(super) const KIND: Kind = Kind {
     name: "nats",
-    contenders: &["laneway", "plain", "laneway-one-thread", "plain-one-thread", UNPARTITIONED],
+    contenders: &["laneway", "plain", "laneway-one-thread", "plain-one-thread", UNPARTITIONED, UNCONFIRMED],
     start: || {
         let server = nats::start()?;
         Ok(Box::new(Running { address: nats::url(&server), _server: server }))
@@ -29,6 +29,9 @@ pub(super) const KIND: Kind = Kind {
 
 /// Has one stream and one consumer, as a user would who needs no order.
 const UNPARTITIONED: &str = "plain-unpartitioned";
+
+/// Acknowledges as most programs do, and waits for no answer: what it has acknowledged may come again.
+const UNCONFIRMED: &str = "plain-unconfirmed";
 
 struct Nats(Place);
 
@@ -56,10 +59,11 @@ impl Fixture for Nats {
         Arc::new(self.settings(queue, queues))
     }
 
-    fn connect(&self, queue: usize, queues: usize, count: u64) -> BoxFuture<'_, Result<Consuming<'_>>> {
+    fn connect(&self, queue: usize, queues: usize, count: u64) -> BoxFuture<'_, Result<Consuming>> {
         let settings = self.settings(queue, queues);
         // Together as much under way as the router has.
         let window = settings.window * Self::partitions(queues) / settings.partitions;
+        let confirmed = self.0.reader != UNCONFIRMED;
         Box::pin(async move {
             let context = async_nats::jetstream::new(async_nats::connect(&settings.url).await?);
             let mut consumers: Vec<PullConsumer> = Vec::new();
@@ -85,17 +89,21 @@ impl Fixture for Nats {
                     let client = client.clone();
                     async move {
                         let reply = message?.reply.clone().context("a message of a stream has a reply")?;
-                        client
-                            .request(reply, "+ACK".into())
-                            .await
-                            .context("an acknowledgement was not answered")
+                        if confirmed {
+                            let answer = client.request(reply, "+ACK".into()).await;
+                            answer.context("an acknowledgement was not answered")?;
+                        } else {
+                            client.publish(reply, "+ACK".into()).await?;
+                        }
+                        Ok::<_, anyhow::Error>(1)
                     }
                 });
-                let answered: Vec<_> = acknowledging.buffer_unordered(UNDER_WAY).try_collect().await?;
-                ensure!(answered.len() as u64 == count, "{} of {count} came", answered.len());
-                Ok(())
+                let counting = acknowledging.buffer_unordered(UNDER_WAY);
+                let came = counting.try_fold(0, async |all: u64, one: u64| Ok(all + one)).await?;
+                ensure!(came == count, "{came} of {count} came");
+                Ok(client.flush().await?)
             };
-            Ok(Box::pin(consuming) as Consuming<'_>)
+            Ok(Box::pin(consuming) as Consuming)
         })
     }
 }

@@ -34,11 +34,11 @@ impl Fixture for Postgres {
     }
 
     /// By pgmq's own functions, without groups: a batch is read, and the batch is deleted.
-    fn connect(&self, queue: usize, _queues: usize, count: u64) -> BoxFuture<'_, Result<Consuming<'_>>> {
+    fn connect(&self, queue: usize, _queues: usize, count: u64) -> BoxFuture<'_, Result<Consuming>> {
+        let name = self.0.queue(queue);
         Box::pin(async move {
             let pool = PgPoolOptions::new().max_connections(1).connect(&self.0.address).await?;
             let consuming = async move {
-                let name = self.0.queue(queue);
                 let mut left = count;
                 while left > 0 {
                     let read = sqlx::query("SELECT msg_id, message::text FROM pgmq.read($1, 30, $2)");
@@ -55,7 +55,7 @@ impl Fixture for Postgres {
                 pool.close().await;
                 Ok(())
             };
-            Ok(Box::pin(consuming) as Consuming<'_>)
+            Ok(Box::pin(consuming) as Consuming)
         })
     }
 }

@@ -51,7 +51,7 @@ impl Fixture for Rabbit {
     }
 
     /// With the prefetch of the source. What has come is acknowledged at once, by its last message: nothing is faster with this client.
-    fn connect(&self, queue: usize, _queues: usize, count: u64) -> BoxFuture<'_, Result<Consuming<'_>>> {
+    fn connect(&self, queue: usize, _queues: usize, count: u64) -> BoxFuture<'_, Result<Consuming>> {
         let settings = self.settings(queue);
         Box::pin(async move {
             // Frames as the router's, and so buffers as the router's.
@@ -73,7 +73,7 @@ impl Fixture for Rabbit {
                 // Answered when everything before it was dealt with.
                 Ok(connection.close(200, "done".into()).await?)
             };
-            Ok(Box::pin(consuming) as Consuming<'_>)
+            Ok(Box::pin(consuming) as Consuming)
         })
     }
 }

@@ -82,7 +82,7 @@ impl Fixture for Sqs {
     }
 
     /// With as many receives at a time as the source has, each of ten messages, which are deleted together.
-    fn connect(&self, queue: usize, _queues: usize, count: u64) -> BoxFuture<'_, Result<Consuming<'_>>> {
+    fn connect(&self, queue: usize, _queues: usize, count: u64) -> BoxFuture<'_, Result<Consuming>> {
         let settings = self.settings(queue);
         Box::pin(async move {
             let client = settings.client().await;
@@ -99,7 +99,7 @@ impl Fixture for Sqs {
                 try_join_all(receivers).await?;
                 Ok(())
             };
-            Ok(Box::pin(consuming) as Consuming<'_>)
+            Ok(Box::pin(consuming) as Consuming)
         })
     }
 }
