@@ -54,6 +54,9 @@ const SHARDS: usize = 64;
 /// Finished flows that are remembered, per shard.
 const TOMBSTONES: usize = 256;
 
+/// Memory for so many mappings is kept, per shard: for as many keys in all as there are messages by default (65,536), so that an engine that idles between bursts does not grow again with each.
+const PLACES_KEPT: usize = 2_048;
+
 #[derive(Debug)]
 struct Mapping {
     dispatcher: usize,
@@ -229,12 +232,19 @@ impl Mappings {
         if mapping.outstanding > 0 || open {
             return;
         }
-        let mapping = shard.mappings.remove(&fingerprint).expect("just seen");
-        self.count.fetch_sub(1, Relaxed);
+        let mapping = self.forget(shard, fingerprint);
         gone(mapping.dispatcher);
         if self.flows.is_some() && mapping.finished {
             shard.bury(fingerprint);
         }
+    }
+
+    /// Takes a mapping away, and the memory that many have left.
+    fn forget(&self, shard: &mut Shard, fingerprint: u64) -> Mapping {
+        let mapping = shard.mappings.remove(&fingerprint).expect("just seen");
+        self.count.fetch_sub(1, Relaxed);
+        shard.shrink();
+        mapping
     }
 
     /// Where a key with a mapping lives.
@@ -284,9 +294,7 @@ impl Mappings {
                 shard.note(touched, fingerprint, stamp);
                 continue;
             }
-            let mapping = shard.mappings.remove(&fingerprint).expect("just seen");
-            self.count.fetch_sub(1, Relaxed);
-            gone(mapping.dispatcher);
+            gone(self.forget(shard, fingerprint).dispatcher);
             // It was open: if an earlier flow of the key has finished, that is not what comes next is late for.
             shard.unbury(fingerprint);
             self.expired.fetch_add(1, Relaxed);
@@ -332,10 +340,25 @@ impl Shard {
     fn note(&mut self, since: u64, fingerprint: u64, stamp: u64) {
         self.notes.push(Reverse(Note { since, stamp, fingerprint }));
         if self.notes.len() > 2 * self.mappings.len() + 64 {
-            let current = |Reverse(note): &Reverse<Note>| {
-                self.mappings.get(&note.fingerprint).is_some_and(|m| m.stamp == note.stamp)
-            };
-            self.notes.retain(current);
+            self.forget_notes();
+        }
+    }
+
+    /// Keeps only the notes of mappings that are there.
+    fn forget_notes(&mut self) {
+        let current = |Reverse(note): &Reverse<Note>| {
+            self.mappings.get(&note.fingerprint).is_some_and(|m| m.stamp == note.stamp)
+        };
+        self.notes.retain(current);
+    }
+
+    /// Gives memory back of which hardly any is needed, half of what is kept being spare: so it is as many again that come or go before the next time.
+    fn shrink(&mut self) {
+        let (needed, kept) = (self.mappings.len(), self.mappings.capacity());
+        if kept > PLACES_KEPT && kept / 8 >= needed {
+            self.forget_notes();
+            self.mappings.shrink_to((2 * needed).max(PLACES_KEPT / 2));
+            self.notes.shrink_to((2 * needed).max(PLACES_KEPT / 2));
         }
     }
 
@@ -455,6 +478,20 @@ mod tests {
             let left = [1, 2, 5].map(|key| mappings.find(key).is_some());
             assert_eq!(left, [true, false, true], "now that nothing of it is outstanding it may go");
         }
+    }
+
+    #[test]
+    fn memory_follows_the_flows_that_are_there() {
+        let mappings = Mappings::new(Some(Flows::default()));
+        // All keys are in one shard.
+        (0..100_000).for_each(|key| place(&mappings, key, Kind::Start, 0));
+        (0..99_990).for_each(|key| place(&mappings, key, Kind::Finish, 1));
+        let shard = mappings.shard(0);
+        assert_eq!(shard.mappings.len(), 10);
+        let kept = [shard.mappings.capacity(), shard.notes.capacity(), shard.notes.len()];
+        assert!(kept.iter().all(|places| *places <= PLACES_KEPT), "{kept:?}");
+        drop(shard);
+        assert!((99_990..100_000).all(|key| mappings.find(key).is_some()));
     }
 
     /// Two looks per message are all there are, and those that are busy must not take them all.

@@ -118,8 +118,8 @@ struct Hints {
 
 /// Memory that is given up, to be dropped without a lock.
 struct GivenUp<K, M> {
-    _chunks: [VecDeque<Chunk<K, M>>; 2],
-    _slabs: Outgrown<K, M>,
+    _chunks: Option<[VecDeque<Chunk<K, M>>; 2]>,
+    _slabs: Option<Outgrown<K, M>>,
 }
 
 /// What a look for memory that nobody needs came to.
@@ -180,9 +180,7 @@ impl<K, M> Inner<K, M> {
 
     /// Whether there has been little in the memory that is here, for so long.
     fn memory(&mut self, keeps: &Keeps, linger: u64, now: impl FnOnce() -> u64) -> Memory {
-        let is_sparse =
-            keeps.is_sparse(self.places_to_spare, self.inbox.len()) || self.lanes.is_sparse(keeps);
-        if !is_sparse {
+        if !(self.has_sparse_chunks(keeps) || self.lanes.is_sparse(keeps)) {
             self.little_since = None;
             return Memory::InUse;
         }
@@ -191,11 +189,20 @@ impl<K, M> Inner<K, M> {
         if due > now { Memory::IdleUntil(due) } else { Memory::Outgrown }
     }
 
-    /// Gives up what a burst has left; what is here moves into memory of its size.
-    fn give_up(&mut self, ingress: &mut Ingress<K, M>) -> GivenUp<K, M> {
-        (self.places_to_spare, self.little_since) = (0, None);
-        let _chunks = [self.inbox.give_up(), ingress.buffer.give_up()];
-        GivenUp { _chunks, _slabs: self.lanes.repack() }
+    fn has_sparse_chunks(&self, keeps: &Keeps) -> bool {
+        keeps.is_sparse(self.places_to_spare, self.inbox.len())
+    }
+
+    /// Gives up what a burst has left: emptied chunks, or slabs with little in them, or both. What is here moves into slabs of its size, which is a walk over it; so that is done only where it is
+    /// little, and ingress is not held meanwhile.
+    fn give_up(&mut self, keeps: &Keeps, mut ingress: ShortGuard<'_, Ingress<K, M>>) -> GivenUp<K, M> {
+        self.little_since = None;
+        let _chunks = self.has_sparse_chunks(keeps).then(|| {
+            self.places_to_spare = 0;
+            [self.inbox.give_up(), ingress.buffer.give_up()]
+        });
+        drop(ingress);
+        GivenUp { _chunks, _slabs: self.lanes.is_sparse(keeps).then(|| self.lanes.repack()) }
     }
 }
 
@@ -819,10 +826,14 @@ impl<K, M> Dispatcher<K, M> {
         lock(&self.inner).lanes.is_streaming()
     }
 
-    /// Admits what has come, a portion at a time, unless there are lanes enough to go on with.
+    /// Admits what has come, a portion at a time, unless there are lanes enough to go on with. All of it where messages have other priorities than the normal one: whatever
+    /// has come may be more urgent than what is ready.
     fn admit_some(&self, inner: &mut Inner<K, M>, enough: usize) {
         if self.urgent.load(Ordering::Relaxed) > 0 {
             self.urgent.store(0, Ordering::Relaxed);
+            return self.admit_all(inner);
+        }
+        if !inner.lanes.is_ordinary() {
             return self.admit_all(inner);
         }
         while inner.lanes.ready_lanes() * 2 < enough.max(2) {
@@ -912,10 +923,9 @@ impl<K, M> Dispatcher<K, M> {
         let linger = if is_quiet && !sleeper.can_come_back() { 0 } else { self.limits.keeps.linger };
         match inner.memory(&self.limits.keeps, linger, || clock.now()) {
             Memory::IdleUntil(due) if is_quiet => until = until.into_iter().chain([due]).min(),
-            Memory::Outgrown => given_up = Some(inner.give_up(&mut ingress)),
-            Memory::IdleUntil(_) | Memory::InUse => {}
+            Memory::Outgrown => given_up = Some(inner.give_up(&self.limits.keeps, ingress)),
+            Memory::IdleUntil(_) | Memory::InUse => drop(ingress),
         }
-        drop(ingress);
         drop(guard);
         drop(given_up);
         self.room.made_last();
@@ -929,7 +939,7 @@ impl<K, M> Dispatcher<K, M> {
     fn tidy_up(&self, inner: &mut Inner<K, M>, after: &mut Afterwards<K, M>, now: impl FnOnce() -> u64) {
         let keeps = &self.limits.keeps;
         if let Memory::Outgrown = inner.memory(keeps, keeps.linger, now) {
-            after.given_up = Some(inner.give_up(&mut self.ingress()));
+            after.given_up = Some(inner.give_up(keeps, self.ingress()));
         }
     }
 

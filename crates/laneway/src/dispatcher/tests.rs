@@ -152,8 +152,13 @@ impl Streamer {
     }
 
     fn offer(&self, key: u64) {
-        let offer = self.dispatcher.offer(item(key, 0), 0, &self.clock);
-        assert!(matches!(offer, Offer::Accepted { .. }));
+        self.offer_with(key, Priority::Normal);
+    }
+
+    fn offer_with(&self, key: u64, priority: Priority) {
+        let mut item = item(key, 0);
+        item.message.priority = priority;
+        assert!(matches!(self.dispatcher.offer(item, 0, &self.clock), Offer::Accepted { .. }));
     }
 
     /// Runs what it has in its hand, and takes more. Says how many messages that were.
@@ -232,9 +237,7 @@ fn what_comes_beside_a_deep_lane_has_its_turn_also_where_nothing_may_be_streamed
             Found::Turn
         );
         (0..3).for_each(|_| assert!(streamer.run() > 0));
-        let mut other = item(2, 0);
-        other.message.priority = priority;
-        assert!(matches!(streamer.dispatcher.offer(other, 0, &streamer.clock), Offer::Accepted { .. }));
+        streamer.offer_with(2, priority);
         streamer.ran.clear();
         while !streamer.ran.contains(&fingerprint(2)) {
             streamer.run();
@@ -243,6 +246,56 @@ fn what_comes_beside_a_deep_lane_has_its_turn_also_where_nothing_may_be_streamed
             assert!(before <= 40, "{overflow:?}, {priority:?}: not yet after {before} turns of another key");
         }
     }
+}
+
+/// What comes is more urgent than what is ready, and has no lane yet: it must not wait in ingress until that is done, nor take turns with it as equals.
+#[test]
+fn what_comes_goes_before_lanes_of_a_lower_tier_whoever_takes_it() {
+    for stream in [true, false] {
+        let mut streamer = Streamer::new(4);
+        streamer.wants = Wants { stream, lanes: if stream { 4 } else { 1 }, ..streamer.wants };
+        let low = 100_000;
+        (low..low + 1_000).for_each(|key| streamer.offer_with(key, Priority::Low));
+        streamer.dispatcher.operate(|_, _, _| ());
+        (0..10).for_each(|key| streamer.offer(key));
+        let Streamer { dispatcher, hand, clock, wants, .. } = &mut streamer;
+        assert_eq!(dispatcher.claim(wants, hand, clock), Found::Turn);
+        for key in (10..).take(500) {
+            streamer.offer(key);
+            streamer.run();
+        }
+        let lows: Vec<u64> = (low..low + 1_000).map(fingerprint).collect();
+        let is_low = |ran: &&u64| lows.contains(ran);
+        let others = streamer.ran.iter().filter(|ran| !is_low(ran)).count();
+        assert!(others > 450, "{others} of about 500 normal ones have had their turn");
+        if !stream {
+            // One message comes for each turn, so there is always a normal one.
+            let low = streamer.ran.iter().filter(is_low).count();
+            assert!(low <= 500 / 33 + 1, "{low} low ones beside them");
+        }
+    }
+}
+
+/// A burst that has left chunks behind says nothing of the lanes.
+#[test]
+fn emptied_chunks_are_given_up_and_dense_lanes_stay_where_they_are() {
+    let mut streamer = Streamer::new(4);
+    streamer.wants.stream = false;
+    (0..4_000).for_each(|number| streamer.offer(number % 2_000));
+    // Whoever looks brings all into its lane; the next one sees the chunks that it came in.
+    streamer.dispatcher.operate(|_, _, _| ());
+    streamer.offer(0);
+    streamer.dispatcher.operate(|_, _, _| ());
+    let before = lock(&streamer.dispatcher.inner).lanes.packing();
+    let Streamer { dispatcher, hand, clock, wants, .. } = &mut streamer;
+    assert_eq!(dispatcher.claim(wants, hand, clock), Found::Turn);
+    assert!(lock(&dispatcher.inner).places_to_spare > Keeps::USUAL.places);
+    for linger in [0, Keeps::USUAL.linger] {
+        streamer.wants.now += linger;
+        streamer.run();
+    }
+    let inner = lock(&streamer.dispatcher.inner);
+    assert_eq!((inner.places_to_spare, inner.lanes.packing()), (0, before));
 }
 
 /// What a stream passes by of a key that has a lane goes there. If that were more than a turn takes from it, a hot lane, though of less than half of all messages, would

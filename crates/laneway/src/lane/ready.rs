@@ -80,6 +80,12 @@ impl Ready {
         self.len
     }
 
+    /// Whether none but lanes of the normal tier are ready.
+    pub(super) fn is_ordinary(&self) -> bool {
+        let ordinary = usize::from(Priority::Normal.tier());
+        self.tiers.iter().enumerate().all(|(number, tier)| number == ordinary || !tier.is_occupied())
+    }
+
     /// The time by which rounds are told apart: when a lane that begins now was served last, as it were.
     pub(super) fn clock(&self) -> u32 {
         self.clock

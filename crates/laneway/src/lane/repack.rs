@@ -11,6 +11,8 @@ use std::{
     mem::{replace, take},
 };
 
+use foldhash::{HashMapExt, fast::FixedState};
+
 use super::{
     Lane, Lanes, State, Turn,
     table::Table,
@@ -52,7 +54,7 @@ pub(crate) struct Outgrown<K, M> {
 }
 
 /// New places by old ones.
-pub(super) type Places = HashMap<u32, u32>;
+pub(super) type Places = HashMap<u32, u32, FixedState>;
 
 /// The new place of what had an old one. Not every link leads somewhere.
 pub(super) fn placed(places: &Places, old: u32) -> u32 {
@@ -60,10 +62,12 @@ pub(super) fn placed(places: &Places, old: u32) -> u32 {
 }
 
 impl<K, M> Lanes<K, M> {
-    /// Whether there are so many more places than lanes or messages that these are worth moving.
+    /// Whether there are so many more places than lanes, messages and timers that these are worth moving. All slabs together, because all are walked: a dense one beside a sparse one would be
+    /// walked for nothing.
     pub(crate) fn is_sparse(&self, keeps: &Keeps) -> bool {
-        keeps.is_sparse(self.lanes.capacity().max(self.table.capacity()), self.table.len())
-            || keeps.is_sparse(self.waiting.capacity(), self.waiting.len())
+        let lanes = self.lanes.capacity().max(self.table.capacity());
+        let places = lanes + self.waiting.capacity() + self.timers.capacity();
+        keeps.is_sparse(places, self.table.len() + self.waiting.len() + self.deferred)
     }
 
     /// Moves everything into slabs of its own size.
@@ -89,12 +93,20 @@ impl<K, M> Lanes<K, M> {
         self.ready.move_to(&places);
         let timers = take(&mut self.timers).into_iter();
         self.timers = timers.map(|Reverse((at, id, stamp))| Reverse((at, places[&id], stamp))).collect();
+        // To collect what has been a heap is to use its memory again, all of it.
+        self.timers.shrink_to_fit();
         let queues = (0..).zip(&mut self.lanes).flat_map(|(id, lane)| {
             let aside = lane.extra.as_mut().map(|extra| &mut extra.aside);
             [Some(&mut lane.waiting), aside].into_iter().flatten().map(move |queue| (id, queue))
         });
         let waiting = self.waiting.repack(queues);
         Outgrown { _lanes: old, _waiting: waiting, _table: replace(&mut self.table, table) }
+    }
+
+    /// How often everything has been moved.
+    #[cfg(test)]
+    pub(crate) fn packing(&self) -> u32 {
+        self.packing
     }
 
     /// The place of the lane that this turn is of.
@@ -249,6 +261,39 @@ mod tests {
         lanes.audit().unwrap();
         assert!(lanes.lanes.capacity() + lanes.waiting.capacity() + lanes.table.capacity() < 100);
         assert!(!lanes.is_sparse(&Keeps::USUAL));
+    }
+
+    #[test]
+    fn the_timers_of_a_burst_that_was_deferred_leave_no_memory_either() {
+        let (mut lanes, mut turn, mut random) = (Lanes::<u64, u64>::new(false), Turn::new(), Rng::with_seed(1));
+        (0..10_000).for_each(|key| lanes.admit(item(key, 0, &mut random)));
+        while lanes.claim(0, 1, 0, &mut turn, None) {
+            turn.ending = Ending::Defer { until: turn.fingerprint, attempts: 1, was_begun: true, note: None };
+            lanes.settle(&mut turn, 0);
+        }
+        lanes.wake_due(9_989);
+        while lanes.claim(0, 1, 0, &mut turn, None) {
+            turn.items.clear();
+            lanes.settle(&mut turn, 0);
+        }
+        assert!(lanes.deferred == 10 && lanes.is_sparse(&Keeps::USUAL));
+        drop(lanes.repack());
+        lanes.audit().unwrap();
+        assert!(lanes.timers.capacity() < 100, "{} places for timers", lanes.timers.capacity());
+    }
+
+    /// To move a dense slab for the sake of a sparse one that is smaller costs more than it gives back.
+    #[test]
+    fn what_is_dense_is_not_moved_for_the_sake_of_what_is_not() {
+        let (mut lanes, mut random) = (Lanes::<u64, u64>::new(false), Rng::with_seed(1));
+        (0..2_000).for_each(|key| lanes.admit(item(key, 0, &mut random)));
+        (0..100_000).for_each(|body| lanes.admit(item(0, body, &mut random)));
+        for key in 1..2_000 {
+            lanes.withdraw(key);
+        }
+        assert!(!lanes.is_sparse(&Keeps::USUAL), "one lane in 2,000 places, with 100,000 messages");
+        lanes.withdraw(0);
+        assert!(lanes.is_sparse(&Keeps::USUAL));
     }
 
     #[test]

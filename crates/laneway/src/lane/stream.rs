@@ -61,9 +61,18 @@ impl Heat {
 }
 
 impl<K, M> Lanes<K, M> {
-    /// Whether a stream may begin.
+    /// Whether a stream may begin. Not beside lanes of another tier: in a stream there are none.
     pub(crate) fn may_stream(&self) -> bool {
-        self.streaming == 0 && !self.paused && self.pace.is_none() && !self.evicts()
+        self.streaming == 0
+            && !self.paused
+            && self.pace.is_none()
+            && !self.evicts()
+            && self.is_ordinary()
+    }
+
+    /// Whether all lanes that are ready are of the normal tier.
+    pub(crate) fn is_ordinary(&self) -> bool {
+        self.ready.is_ordinary()
     }
 
     /// Whether messages of this key have to go to a lane, because there is one.

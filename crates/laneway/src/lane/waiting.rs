@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 
-use foldhash::fast::FixedState;
+use foldhash::{HashMapExt, fast::FixedState};
 
 use super::repack::{Places, placed};
 
