@@ -1050,6 +1050,25 @@ fn with_trigger_that_deletes(path: &Path) {
     );
 }
 
+#[cfg(unix)]
+#[tokio::test]
+async fn a_new_file_is_its_owners_alone_and_one_that_is_there_stays_as_it_is() {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+    let (place, log) = (place(), |place: &Home| PathBuf::from(format!("{}-wal", place.path.display())));
+    let mode = |path: &Path| fs::metadata(path).expect("it is there").permissions().mode() & 0o777;
+    let (store, queue) = reopen(&place.path);
+    publish(&queue, [of("a", 0)]).await;
+    assert_eq!((mode(&place.path), mode(&log(&place))), (0o600, 0o600));
+    store.close().await;
+    drop((store, queue));
+
+    fs::set_permissions(&place.path, Permissions::from_mode(0o640)).expect("set");
+    let (_store, queue) = reopen(&place.path);
+    publish(&queue, [of("a", 1)]).await;
+    assert_eq!((mode(&place.path), mode(&log(&place))), (0o640, 0o640));
+}
+
 #[tokio::test]
 async fn a_file_of_somebody_else_is_left_alone() {
     let place = place();
