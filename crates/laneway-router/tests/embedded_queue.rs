@@ -310,6 +310,19 @@ async fn an_idempotency_key_makes_a_call_that_is_repeated_publish_nothing_again(
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_idempotency_key_of_a_duplicate_outlives_the_id_of_the_duplicate() {
+    let (_store, queue) = memory(inline());
+    let first = queue.publish(of("a", 1).deduplication_id("x")).await.expect("published");
+    for minutes in [4, 2] {
+        tokio::time::advance(minutes * MINUTE).await;
+        let batch = vec![of("a", 1).deduplication_id("x")];
+        let again = queue.publish_once(batch, "call").await.expect("answered").expect("the same");
+        assert_eq!(again, [Published { sequence: first.sequence, duplicate: true }]);
+    }
+    assert_eq!(queue.depth().await.expect("depth").waiting, 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_idempotency_key_that_comes_with_other_messages_publishes_nothing() {
     let place = place();
     let (store, queue) = reopen(&place.path);

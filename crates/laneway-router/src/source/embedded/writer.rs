@@ -586,8 +586,12 @@ impl Batch<'_> {
             key.map(|key| format!("k{place}:{key}")),
             publication.deduplication_id.as_deref().map(|id| format!("d:{id}")),
         ];
-        for id in ids.iter().flatten() {
+        for (at, id) in ids.iter().flatten().enumerate() {
             if let Some(sequence) = self.file.seen(queue.id, id, now)? {
+                // The key has its own time, and the id may be forgotten before it.
+                for unseen in ids.iter().flatten().take(at) {
+                    self.remember(queue, unseen, sequence, now)?;
+                }
                 return Ok(Published { sequence, duplicate: true });
             }
         }
