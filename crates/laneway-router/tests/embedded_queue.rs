@@ -564,7 +564,7 @@ async fn messages_of_the_router_without_a_group_stand_in_the_line_of_their_pool(
     let (store, queue) = open();
     assert!(queue.dead_letters(0, 9).await.expect("letters").iter().all(|kept| kept.group.is_none()));
     assert_eq!(queue.redrive(None, 9).await, redriven(4, []));
-    let (views, _) = queue.groups(0, 9).await.expect("groups");
+    let (views, _) = queue.deepest(0, 9, 9).await.expect("groups");
     assert_eq!((views.len(), views.iter().all(|view| view.name.is_none())), (3, true));
     // What names the default pool is in one line with what names none.
     let mut held = ids(&claim(&queue, 3).await);
@@ -589,13 +589,14 @@ async fn a_group_says_what_it_does() {
     settle(&queue, &[head], Disposal::GiveBack { delay: Duration::ZERO }).await;
     assert_eq!(state("a"), Some((2, 1, GroupState::Recalling)));
 
-    let (first, next) = queue.groups(0, 2).await.expect("groups");
-    let (second, end) = queue.groups(next.expect("more"), 2).await.expect("groups");
+    let (mut views, next) = queue.deepest(0, 2, 9).await.expect("groups");
+    assert_eq!(views[0].name.as_deref(), Some("a"), "the deepest first");
+    let (more, end) = queue.deepest(next.expect("more"), 2, 9).await.expect("groups");
     assert_eq!(end, None);
-    let mut names: Vec<_> =
-        first.iter().chain(&second).map(|group| group.name.clone().expect("a name")).collect();
-    names.sort();
-    assert_eq!(names.iter().map(|name| &**name).collect::<Vec<_>>(), ["a", "b", "c"]);
+    views.extend(more);
+    let mut names: Vec<_> = views.iter().filter_map(|group| group.name.as_deref()).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["a", "b", "c"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -647,19 +648,6 @@ async fn a_search_finds_messages_wherever_they_are_and_groups_by_a_part_of_their
     assert!(found.is_cut_short && found.messages.is_empty() && found.looked > 0, "{found:?}");
     // A group that is named as a whole is found all the same.
     assert_eq!(queue.search("slow", short).await.expect("a search").groups.len(), 1);
-}
-
-#[tokio::test(start_paused = true)]
-async fn purging_forgets_what_waits_and_leaves_what_is_leased() {
-    let (_store, queue) = memory(inline());
-    publish(&queue, (0..5).map(|number| of("a", number))).await;
-    let held = claim(&queue, 2).await;
-    assert_eq!(queue.purge().await, Ok(3));
-    assert!(claim(&queue, 9).await.is_empty());
-    publish(&queue, [of("a", 5)]).await;
-    settle(&queue, &held, Disposal::GiveBack { delay: Duration::ZERO }).await;
-    assert_eq!(drain(&queue).await, ["0", "1", "5"]);
-    assert_eq!(queue.purge().await, Ok(0));
 }
 
 #[tokio::test(start_paused = true)]

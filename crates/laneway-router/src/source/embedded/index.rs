@@ -167,7 +167,6 @@ pub(in crate::source) enum Intent {
 /// What a group does, for those who ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::source) struct Standing {
-    pub(in crate::source) slot: u32,
     pub(in crate::source) head: Sequence,
     pub(in crate::source) depth: u32,
     pub(in crate::source) out: u32,
@@ -272,8 +271,6 @@ pub(in crate::source) struct Index {
     generations: u64,
     length: usize,
     out: usize,
-    /// Nothing is handed out: somebody changes what waits.
-    frozen: bool,
     /// Counts of handing-outs that the file does not know yet.
     notes: BTreeMap<Sequence, u16>,
 }
@@ -296,7 +293,6 @@ impl Index {
             generations: 0,
             length: 0,
             out: 0,
-            frozen: false,
             notes: BTreeMap::new(),
         }
     }
@@ -371,9 +367,6 @@ impl Index {
     ) -> Vec<Claimed> {
         self.tick(now);
         let mut claimed = Vec::new();
-        if self.frozen {
-            return claimed;
-        }
         while claimed.len() < most {
             let Some(entry) = self.take(consumer) else { break };
             claimed.push(self.lease(entry, consumer, self.now.saturating_add(lease)));
@@ -548,31 +541,6 @@ impl Index {
         self.notes.extend(notes);
     }
 
-    /// Hands out nothing until told to, and says what waits. Settling goes on.
-    pub(in crate::source) fn freeze(&mut self) -> Vec<Sequence> {
-        self.frozen = true;
-        let entries = self.entries.places.iter().flatten();
-        let mut waiting: Vec<_> = entries.filter(|entry| !entry.out).map(|entry| entry.sequence).collect();
-        waiting.sort_unstable();
-        waiting
-    }
-
-    /// Hands out again, after having forgotten these messages if they still wait.
-    pub(in crate::source) fn thaw(&mut self, gone: &[Sequence]) {
-        self.frozen = false;
-        let is_gone = |entry: &Entry| !entry.out && gone.binary_search(&entry.sequence).is_ok();
-        let places = self.entries.places.iter().enumerate();
-        let slots = places.filter(|(_, entry)| entry.as_ref().is_some_and(is_gone));
-        for slot in slots.map(|(slot, _)| slot as u32).collect::<Vec<_>>() {
-            let sequence = self.entries.get(slot).sequence;
-            if self.leases.contains_key(&sequence) {
-                self.forget_expired(sequence);
-            }
-            self.notes.remove(&sequence);
-            self.remove(slot);
-        }
-    }
-
     /// Forgets a message that the file does not have any more, although it was claimed.
     pub(in crate::source) fn vanish(&mut self, claim: Claimed) {
         if self.begin(claim.sequence, claim.generation, Intent::End, self.now) {
@@ -588,13 +556,6 @@ impl Index {
     /// Whether a message is out.
     pub(super) fn is_out(&self, sequence: Sequence) -> bool {
         self.leases.get(&sequence).is_some_and(|lease| lease.stage != Stage::Expired)
-    }
-
-    /// What the groups do, from a slot on; so many at most.
-    pub(in crate::source) fn standings(&self, from: u32, most: usize) -> Vec<Standing> {
-        let places = self.groups.places.iter().enumerate().skip(from as usize);
-        let slots = places.filter(|(_, group)| group.is_some()).map(|(slot, _)| slot as u32);
-        slots.take(most).map(|slot| self.standing_at(slot)).collect()
     }
 
     /// The deepest of so many groups from a slot on, deepest first, and where to go on; nothing when that was all.
@@ -629,7 +590,7 @@ impl Index {
             Place::Anybody => GroupState::Ready,
         };
         let head = self.entries.get(group.head).sequence;
-        Standing { slot, head, depth: group.length, out, state }
+        Standing { head, depth: group.length, out, state }
     }
 }
 
@@ -814,16 +775,14 @@ impl Index {
         }
     }
 
-    /// Takes an entry out of everything.
+    /// Takes an entry that is out, out of everything.
     fn remove(&mut self, slot: u32) {
         self.length -= 1;
+        self.out -= 1;
         let entry = self.entries.get(slot);
-        let (out, group) = (entry.out, entry.group);
-        self.out -= usize::from(out);
-        if group != NONE {
-            self.remove_from_group(slot, group);
-        } else if !out {
-            self.stop_waiting_loose(slot);
+        debug_assert!(entry.out);
+        if entry.group != NONE {
+            self.remove_from_group(slot, entry.group);
         }
         self.entries.remove(slot);
     }
@@ -831,15 +790,13 @@ impl Index {
     fn remove_from_group(&mut self, slot: u32, group_slot: u32) {
         let first = self.groups.get(group_slot).first_waiting;
         let entry = self.entries.get(slot);
-        let (out, sequence, previous, next) = (entry.out, entry.sequence, entry.previous, entry.next);
-        if first == slot {
-            self.advance(group_slot);
-        } else if out && (first == NONE || sequence < self.entries.get(first).sequence) {
-            self.groups.get_mut(group_slot).out_before -= 1;
-        } else if out {
-            self.groups.get_mut(group_slot).out_behind -= 1;
-        }
+        let (sequence, previous, next) = (entry.sequence, entry.previous, entry.next);
+        let is_before = first == NONE || sequence < self.entries.get(first).sequence;
         let group = self.groups.get_mut(group_slot);
+        match is_before {
+            true => group.out_before -= 1,
+            false => group.out_behind -= 1,
+        }
         group.length -= 1;
         match previous {
             NONE => group.head = next,

@@ -60,8 +60,6 @@ impl Thing {
 struct Model {
     now: Millis,
     things: Vec<Thing>,
-    /// The greatest sequence handed out to each consumer and not let go since, by group: it must only see later ones.
-    frozen: bool,
 }
 
 impl Model {
@@ -78,7 +76,7 @@ impl Model {
 
     /// The rule.
     fn may_go(&self, thing: &Thing, to: ConsumerId) -> bool {
-        if self.frozen || thing.out_to().is_some() || thing.due > self.now {
+        if thing.out_to().is_some() || thing.due > self.now {
             return false;
         }
         let Some(group) = thing.group else { return true };
@@ -174,7 +172,6 @@ enum Step {
     Pass {
         millis: Millis,
     },
-    Purge,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -191,7 +188,6 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(begun, written, delay)| Step::Finish { begun, written, delay }),
         2 => (0..32usize, 1..60u64).prop_map(|(receipt, lease)| Step::Extend { receipt, lease }),
         4 => (1..30u64).prop_map(|millis| Step::Pass { millis }),
-        1 => Just(Step::Purge),
     ]
 }
 
@@ -232,7 +228,6 @@ impl Pair {
                 self.model.tick(now);
                 self.index.tick(now);
             }
-            Step::Purge => self.purge(),
         }
         self.compare();
     }
@@ -356,13 +351,6 @@ impl Pair {
         if let Some((at, consumer, _)) = good {
             self.model.things[at].holding = Holding::Held { consumer, generation, deadline: now + lease };
         }
-    }
-
-    fn purge(&mut self) {
-        let gone = self.index.freeze();
-        assert!(self.index.claim(0, 10, 10, self.now()).is_empty(), "nothing is handed out meanwhile");
-        self.index.thaw(&gone);
-        self.model.things.retain(|thing| thing.out_to().is_some());
     }
 
     fn compare(&self) {

@@ -60,7 +60,7 @@ pub use index::GroupState;
 pub use publication::{Publication, PublishError, Published, Refusal};
 pub use sighting::{GroupView, Place, SearchLimits, Sighting, Sought};
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -133,10 +133,8 @@ pub struct Options {
     pub commit: Commit,
     /// The file grows no larger than this, its log aside; publications are refused then.
     pub bytes_max: Option<u64>,
-    /// How queues work that are not named below.
+    /// How its queues work.
     pub queue: QueueOptions,
-    /// How these work.
-    pub queues: BTreeMap<String, QueueOptions>,
 }
 
 /// How a queue works.
@@ -367,17 +365,11 @@ impl EmbeddedStore {
             return Err(QueueError::TooMany);
         }
         let id = 1 + queues.values().map(|queue| queue.id).max().unwrap_or(0);
-        let options = self.inner.options.of_queue(name);
+        let options = self.inner.options.queue.clone();
         let queue = Shared::new(id, name.to_owned(), options, false, self.inner.hashing.clone());
         let queue = Arc::new(queue);
         queues.insert(name.to_owned(), Arc::clone(&queue));
         Ok(queue)
-    }
-}
-
-impl Options {
-    fn of_queue(&self, name: &str) -> QueueOptions {
-        self.queues.get(name).unwrap_or(&self.queue).clone()
     }
 }
 
@@ -391,7 +383,7 @@ fn rebuild(
 ) -> Result<HashMap<String, Arc<Shared>>, OpenError> {
     let mut by_id = HashMap::new();
     for (id, name) in queues {
-        let shared = Shared::new(id, name.clone(), options.of_queue(&name), true, hashing.clone());
+        let shared = Shared::new(id, name.clone(), options.queue.clone(), true, hashing.clone());
         by_id.insert(id, Arc::new(shared));
     }
     file.scan(|row| {
@@ -637,12 +629,6 @@ impl EmbeddedQueue {
         self.purge_kept(Kind::Quarantined).await
     }
 
-    /// Forgets all messages that are not leased. Says how many.
-    pub async fn purge(&self) -> Result<usize, SourceError> {
-        let queue = Arc::clone(&self.queue);
-        self.inner.ask(|answer| Op::Purge { queue, answer }).await
-    }
-
     /// What a group does, if it has messages.
     pub fn group(&self, name: &str) -> Option<GroupView> {
         let fingerprint = self.queue.fingerprint(Some(name.as_bytes()))?;
@@ -650,21 +636,6 @@ impl EmbeddedQueue {
         state.index.tick(self.inner.clock.now());
         let standing = state.index.standing(fingerprint)?;
         Some(view(standing, Some(name.into())))
-    }
-
-    /// What the groups do, in no particular order; no more than [`BATCH_MAX`] from a position on, 0 at first. With them comes the position
-    /// to go on from; none when that was all.
-    pub async fn groups(&self, from: u32, most: usize) -> Result<(Vec<GroupView>, Option<u32>), SourceError> {
-        let most = most.min(BATCH_MAX);
-        let standings = {
-            let mut state = self.queue.lock();
-            state.index.tick(self.inner.clock.now());
-            state.index.standings(from, most)
-        };
-        let next = standings.last().filter(|_| standings.len() == most).map(|last| last.slot + 1);
-        let heads = standings.iter().map(|standing| standing.head).collect();
-        let names = self.inner.ask(|answer| Op::Read(Read::Groups { heads, answer })).await?;
-        Ok((standings.into_iter().zip(names).map(|(standing, name)| view(standing, name)).collect(), next))
     }
 
     /// The deepest of so many groups from a position on, deepest first, and the position to go on from; none when that was all. Only the names of those that are

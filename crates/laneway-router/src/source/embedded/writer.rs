@@ -164,25 +164,6 @@ pub(super) enum Fate {
     Keep { kind: Kind, attempts: u16, now: Millis, reason: String },
 }
 
-/// A queue out of which nothing is handed out while its waiting messages are removed.
-struct Frozen {
-    queue: Arc<Shared>,
-    waiting: Vec<Sequence>,
-    /// Whether they are gone from the file. Until then a failure thaws the queue as it was.
-    committed: bool,
-}
-
-impl Drop for Frozen {
-    fn drop(&mut self) {
-        let gone = if self.committed { self.waiting.as_slice() } else { &[] };
-        let mut state = self.queue.lock();
-        state.index.thaw(gone);
-        gone.iter().for_each(|sequence| state.bodies.forget(*sequence));
-        drop(state);
-        self.queue.changed.notify_waiters();
-    }
-}
-
 /// An idempotency key, and a digest of the call that came with it.
 pub(super) struct Once {
     pub(super) key: Arc<str>,
@@ -217,10 +198,6 @@ pub(super) enum Op {
         most: usize,
         answer: Answer<Redriven>,
     },
-    Purge {
-        queue: Arc<Shared>,
-        answer: Answer<usize>,
-    },
     PurgeKept {
         queue: Arc<Shared>,
         kind: Kind,
@@ -253,7 +230,6 @@ enum Effect {
     Settled,
     /// The new messages, what was not there, and the room for them.
     Redriven(Again, Vec<Sequence>, Reservation),
-    Purged(Frozen),
     KeptPurged(usize),
     Parked,
 }
@@ -529,12 +505,6 @@ impl Batch<'_> {
                 let (redriven, missing) = self.redrive(queue, which.as_deref(), reservation.count)?;
                 Ok(Effect::Redriven(redriven, missing, reservation))
             }
-            Op::Purge { queue, .. } => {
-                let waiting = queue.lock().index.freeze();
-                let mut frozen = Frozen { queue: Arc::clone(queue), waiting, committed: false };
-                self.file.remove(&mut frozen.waiting)?;
-                Ok(Effect::Purged(frozen))
-            }
             Op::PurgeKept { queue, kind, .. } => {
                 self.file.purge_kept(queue.id, *kind).map(Effect::KeptPurged)
             }
@@ -695,12 +665,6 @@ fn keep(op: Op, effect: Effect) {
             queue.changed.notify_waiters();
             let _ = answer.send(Ok(Redriven { count: redriven.len(), missing }));
         }
-        (Op::Purge { answer, .. }, Effect::Purged(mut frozen)) => {
-            let count = frozen.waiting.len();
-            frozen.committed = true;
-            drop(frozen);
-            let _ = answer.send(Ok(count));
-        }
         (Op::PurgeKept { queue, kind, answer }, Effect::KeptPurged(count)) => {
             let mut state = queue.lock();
             match kind {
@@ -769,7 +733,7 @@ fn refuse(op: Op, error: SourceError) {
         }
         Op::Park { answer, .. } => drop(answer.send(Err(error))),
         Op::Redrive { answer, .. } => drop(answer.send(Err(error))),
-        Op::Purge { answer, .. } | Op::PurgeKept { answer, .. } => {
+        Op::PurgeKept { answer, .. } => {
             let _ = answer.send(Err(error));
         }
         Op::Read(_) | Op::Close { .. } => unreachable!("these need no transaction"),
