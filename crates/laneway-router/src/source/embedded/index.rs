@@ -35,6 +35,10 @@
 //! groups are not here. Groups are found by a fingerprint, 64 bits of a keyed hash of the name: two groups with the same one would be one
 //! lane, in order and only not in parallel. The next message is found in constant time: groups that could go are in a ready list, once each.
 //! A message without a group, where those are unordered, needs no group at all.
+//!
+//! Memory follows what is here, and not what has been: when three quarters of the entries' places are free, or of the groups', what is left is moved together. So a
+//! message that stays parked does not keep the memory of the millions that have passed it. Moving costs less than the removals did that made it due; whoever names a place is in
+//! here and is told the new one.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -189,7 +193,7 @@ pub enum GroupState {
     Recalling,
 }
 
-/// A heap of things with stable numbers.
+/// A heap of things with numbers, which are theirs until it is packed.
 #[derive(Debug)]
 struct Slab<T> {
     places: Vec<Option<T>>,
@@ -215,10 +219,24 @@ impl<T> Slab<T> {
     fn remove(&mut self, slot: u32) -> T {
         let thing = self.places[slot as usize].take().expect("only what is there is removed");
         self.free.push(slot);
-        if self.free.len() == self.places.len() && self.places.len() > KEEP_WHEN_EMPTY {
-            *self = Slab::new();
-        }
         thing
+    }
+
+    fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.places.iter_mut().flatten()
+    }
+
+    /// Whether so much of it is free that what is left is worth moving.
+    fn is_sparse(&self) -> bool {
+        self.places.len() > KEPT && self.free.len() >= self.places.len() / 4 * 3
+    }
+
+    /// Moves everything together, and says what was moved where.
+    fn pack(&mut self) -> Moved {
+        let left = self.places.len() - self.free.len();
+        let old = std::mem::replace(self, Slab { places: Vec::with_capacity(left), free: Vec::new() });
+        let places = old.places.into_iter();
+        Moved(places.map(|thing| thing.map_or(NONE, |thing| self.insert(thing))).collect())
     }
 
     fn get(&self, slot: u32) -> &T {
@@ -230,8 +248,20 @@ impl<T> Slab<T> {
     }
 }
 
-/// Below so many places a slab that falls empty keeps its memory.
-const KEEP_WHEN_EMPTY: usize = 4_096;
+/// The new numbers by the old ones.
+struct Moved(Vec<u32>);
+
+impl Moved {
+    /// Not every link leads somewhere.
+    fn tell(&self, link: &mut u32) {
+        if *link != NONE {
+            *link = self.0[*link as usize];
+        }
+    }
+}
+
+/// So many places are kept, whatever is in them. Almost none in the tests of this file, which are to see many moves.
+const KEPT: usize = if cfg!(test) { 4 } else { 4_096 };
 
 /// Both ends of a list whose links are in the things themselves.
 #[derive(Clone, Copy, Debug)]
@@ -241,6 +271,13 @@ struct Ends {
 }
 
 const EMPTY: Ends = Ends { head: NONE, tail: NONE };
+
+impl Ends {
+    fn tell(&mut self, moved: &Moved) {
+        moved.tell(&mut self.head);
+        moved.tell(&mut self.tail);
+    }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Sleeper {
@@ -785,6 +822,63 @@ impl Index {
             self.remove_from_group(slot, entry.group);
         }
         self.entries.remove(slot);
+        if self.entries.is_sparse() {
+            self.pack_entries();
+        }
+        if self.groups.is_sparse() {
+            self.pack_groups();
+        }
+    }
+
+    fn pack_entries(&mut self) {
+        let moved = self.entries.pack();
+        for entry in self.entries.iter_mut() {
+            moved.tell(&mut entry.previous);
+            moved.tell(&mut entry.next);
+        }
+        for group in self.groups.iter_mut() {
+            moved.tell(&mut group.head);
+            moved.tell(&mut group.tail);
+            moved.tell(&mut group.first_waiting);
+        }
+        self.leases.values_mut().for_each(|lease| moved.tell(&mut lease.entry));
+        self.loose.tell(&moved);
+        self.tell_sleepers(|sleeper| {
+            if let Sleeper::Loose(entry) = sleeper {
+                moved.tell(entry);
+            }
+        });
+    }
+
+    fn pack_groups(&mut self) {
+        let moved = self.groups.pack();
+        for group in self.groups.iter_mut() {
+            // Only what is in a ready list has neighbours there.
+            if matches!(group.place, Place::Anybody | Place::Only(_)) {
+                moved.tell(&mut group.ready_previous);
+                moved.tell(&mut group.ready_next);
+            }
+        }
+        self.entries.iter_mut().for_each(|entry| moved.tell(&mut entry.group));
+        self.by_fingerprint.values_mut().for_each(|group| moved.tell(group));
+        self.by_fingerprint.shrink_to_fit();
+        self.ready.tell(&moved);
+        self.ready_only.values_mut().for_each(|ends| ends.tell(&moved));
+        self.tell_sleepers(|sleeper| {
+            if let Sleeper::Group(group) = sleeper {
+                moved.tell(group);
+            }
+        });
+    }
+
+    fn tell_sleepers(&mut self, tell: impl Fn(&mut Sleeper)) {
+        let delayed = std::mem::take(&mut self.delayed).into_iter();
+        self.delayed = delayed
+            .map(|(due, mut sleeper)| {
+                tell(&mut sleeper);
+                (due, sleeper)
+            })
+            .collect();
     }
 
     fn remove_from_group(&mut self, slot: u32, group_slot: u32) {
@@ -812,9 +906,6 @@ impl Index {
         self.leave(group_slot);
         let group = self.groups.remove(group_slot);
         self.by_fingerprint.remove(&group.fingerprint);
-        if self.by_fingerprint.is_empty() && self.by_fingerprint.capacity() > KEEP_WHEN_EMPTY {
-            self.by_fingerprint = Table::default();
-        }
     }
 }
 

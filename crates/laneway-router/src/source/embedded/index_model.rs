@@ -474,6 +474,33 @@ fn a_lease_is_not_cut_short_by_that_of_an_earlier_message() {
     assert!(!index.begin(1, first.generation, Intent::End, 50), "handed out again: the old receipt is stale");
 }
 
+/// Half of them in groups of their own, half without; one of each is parked with its consumer.
+#[test]
+fn a_message_that_stays_does_not_keep_the_memory_of_those_that_have_gone() {
+    const ALL: u64 = 1_000_000;
+    let mut index = Index::new();
+    (1..=ALL).for_each(|sequence| index.append(sequence, (sequence % 2 == 0).then_some(sequence), 0, 0));
+    let parked = index.claim(0, 2, Millis::MAX, 0);
+    assert_eq!(parked.len(), 2);
+    while index.len() > parked.len() {
+        for claim in index.claim(0, 1_000, 100, 0) {
+            assert!(index.begin(claim.sequence, claim.generation, Intent::End, 0));
+            index.end(claim.sequence);
+        }
+    }
+    let slabs = [
+        index.entries.places.capacity() + index.entries.free.capacity(),
+        index.groups.places.capacity() + index.groups.free.capacity(),
+        index.by_fingerprint.capacity(),
+    ];
+    assert!(slabs.iter().all(|capacity| *capacity <= 4 * KEPT), "{slabs:?}");
+    for claim in parked {
+        assert!(index.begin(claim.sequence, claim.generation, Intent::End, 0), "they are still themselves");
+        index.end(claim.sequence);
+    }
+    assert_eq!((index.len(), index.group_count()), (0, 0));
+}
+
 #[test]
 fn the_size_of_an_entry_is_what_the_head_of_the_file_says() {
     assert_eq!(size_of::<Option<Entry>>(), 32);

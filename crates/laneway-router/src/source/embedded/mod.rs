@@ -639,7 +639,7 @@ impl EmbeddedQueue {
     }
 
     /// The deepest of so many groups from a position on, deepest first, and the position to go on from; none when that was all. Only the names of those that are
-    /// given are read.
+    /// given are read. Positions shift when groups have gone, so who goes on may pass one by or see it twice.
     pub async fn deepest(
         &self,
         from: u32,
