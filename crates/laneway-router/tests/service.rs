@@ -18,7 +18,7 @@ use laneway_router::config::{Config, Layering};
 use laneway_router::message::Message;
 use laneway_router::service::{Service, StartError};
 use laneway_router::source::broker::{Broker, Examination, Finding};
-use laneway_router::source::embedded::Publication;
+use laneway_router::source::embedded::{EmbeddedStore, Options as StoreOptions, Publication};
 use laneway_router::source::sink::{Sink, SinkError};
 use laneway_router::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
 use serde_json::{Value, json};
@@ -1486,6 +1486,34 @@ async fn metrics_are_well_formed_and_say_what_the_api_says() {
         assert!(buckets.count() > 10, "{name}");
     }
     drop(stream);
+    bench.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_queue_that_is_not_named_any_more_is_warned_about_with_what_is_in_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = EmbeddedStore::open(folder.path().join("queue.db"), StoreOptions::default()).unwrap();
+    let publications = || (0..3).map(|_| Publication::new("{}")).collect();
+    for queue in ["bulk", "default"] {
+        store.queue(queue).unwrap().publish_many(publications(), None).await.unwrap();
+    }
+    store.close().await;
+    std::fs::write(folder.path().join("laneway.conf"), "").unwrap();
+    let bench = Bench::at(folder).await;
+    let warnings = bench.get("/api/warnings").await;
+    let texts = warnings.as_array().unwrap().iter().map(|warning| warning["text"].as_str().unwrap());
+    let stranded: Vec<_> = texts.filter(|text| text.starts_with("nobody reads")).collect();
+    let words = "because laneway.queue.queues does not name it; messages that wait: 3, dead letters: 0, in quarantine: 0";
+    assert_eq!(stranded, [format!("nobody reads the queue \"bulk\", {words}")]);
+    let text = bench.call("GET", "/metrics", None).await.text;
+    let samples = parse(&text);
+    let of = samples.keys().filter(|name| name.starts_with("laneway_queue_stranded_messages"));
+    assert_eq!(of.collect::<Vec<_>>(), ["laneway_queue_stranded_messages{queue=\"bulk\"}"]);
+    assert_eq!(samples["laneway_queue_stranded_messages{queue=\"bulk\"}"], 3.0);
+    // Named again, it is read, and is stranded no longer.
+    bench.write("laneway.queue.queues = [default, bulk]");
+    bench.call("POST", "/api/config/reload", None).await.with(200);
+    assert_eq!(bench.service.stranded(), []);
     bench.shutdown().await;
 }
 

@@ -58,7 +58,7 @@ mod writer;
 pub use file::{Kept, ParkNote};
 pub use index::GroupState;
 pub use publication::{Publication, PublishError, Published, Refusal};
-pub use sighting::{GroupView, Place, SearchLimits, Sighting, Sought};
+pub use sighting::{GroupView, Place, SearchLimits, Sighting, Sought, Stranded};
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -326,11 +326,14 @@ impl EmbeddedStore {
         Ok(EmbeddedQueue { inner: Arc::clone(&self.inner), queue, consumer: Arc::new(consumer) })
     }
 
-    /// The names of all queues, sorted.
-    pub fn queue_names(&self) -> Vec<String> {
-        let mut names: Vec<_> = self.inner.registry.all().iter().map(|queue| queue.name.clone()).collect();
-        names.sort_unstable();
-        names
+    /// The queues that have messages, dead letters or anything in quarantine, and of which nobody is known to read: they would be forgotten. Sorted by name.
+    pub fn stranded(&self, is_read: impl Fn(&str) -> bool) -> Vec<Stranded> {
+        let now = self.inner.clock.now();
+        let queues = self.inner.registry.all().into_iter().filter(|queue| !is_read(&queue.name));
+        let stranded = queues.map(|queue| Stranded { queue: queue.name.clone(), depth: queue.depth(now) });
+        let mut stranded: Vec<_> = stranded.filter(|stranded| stranded.depth != Depth::default()).collect();
+        stranded.sort_unstable_by(|one, other| one.queue.cmp(&other.queue));
+        stranded
     }
 
     /// The groups that are parked, whatever their source.
@@ -776,13 +779,7 @@ impl Source for EmbeddedQueue {
     }
 
     fn depth(&self) -> BoxFuture<'_, Result<Depth, SourceError>> {
-        let mut state = self.queue.lock();
-        state.index.tick(self.inner.clock.now());
-        let leased = state.index.out() as u64;
-        let waiting = state.index.len() as u64 - leased;
-        let depth = Depth { waiting, leased, dead: state.dead, quarantined: state.quarantined };
-        drop(state);
-        futures_util::future::ready(Ok(depth)).boxed()
+        futures_util::future::ready(Ok(self.queue.depth(self.inner.clock.now()))).boxed()
     }
 }
 

@@ -40,7 +40,7 @@ use super::index::{Fingerprint, Index, Millis, Sequence};
 use super::publication::name_of;
 use super::sweep::{MANY, Sweep};
 use super::{Publication, PublishError, Published, QueueOptions, Redriven, Refusal, Ungrouped};
-use crate::source::SourceError;
+use crate::source::{Depth, SourceError};
 
 /// A queue, as all of its handles and the writer share it.
 #[derive(Debug)]
@@ -86,6 +86,15 @@ impl Shared {
     /// A panic elsewhere leaves the index whole: nothing in it calls foreign code.
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What it holds.
+    pub(super) fn depth(&self, now: Millis) -> Depth {
+        let mut state = self.lock();
+        state.index.tick(now);
+        let leased = state.index.out() as u64;
+        let waiting = state.index.len() as u64 - leased;
+        Depth { waiting, leased, dead: state.dead, quarantined: state.quarantined }
     }
 
     /// The lane of what is [written](Publication::written) in the place of a group; none for a message that is loose.
