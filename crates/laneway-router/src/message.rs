@@ -86,7 +86,9 @@ impl fmt::Debug for Message {
 /// A target as logs may have it: names, passwords and queries are often secrets.
 pub(crate) fn without_secrets(target: &str) -> String {
     let place = target.split(['?', '#']).next().unwrap_or_default();
-    let Some((scheme, rest)) = place.split_once("://") else { return place.to_owned() };
+    let Some((scheme, rest)) = place.split_once("://") else {
+        return place.rsplit('@').next().unwrap_or_default().to_owned();
+    };
     let (authority, path) = rest.split_at(rest.find(['/', '\\']).unwrap_or(rest.len()));
     let host = authority.rsplit('@').next().unwrap_or_default();
     format!("{scheme}://{host}{path}")
@@ -327,6 +329,7 @@ mod tests {
             ("https://me:hush@host:1/a/b?key=hush#hush", "https://host:1/a/b"),
             ("https://hush@host?key=hush", "https://host"),
             ("http://host/a@b", "http://host/a@b"),
+            ("me:hush@host/a", "host/a"),
         ] {
             let shown = shown(target);
             assert!(shown.contains(&format!("{place:?}")) && !shown.contains("hush"), "{shown}");
