@@ -532,6 +532,41 @@ async fn a_group_larger_than_its_share_of_the_pool_goes_through_without_long_pau
     bench.shutdown().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_with_a_delay_comes_later_and_its_group_waits_with_it() {
+    let bench = Bench::new("").await;
+    let (url, mut calls) = recorder().await;
+    let (mut before, mut late, mut behind) =
+        (message("0", "a", &url), message("1", "a", &url), message("2", "a", &url));
+    let mut other = message("3", "b", &url);
+    for (number, message) in [&mut before, &mut late, &mut behind, &mut other].into_iter().enumerate() {
+        message["payload"] = json!({ "number": number });
+    }
+    late["delaySeconds"] = json!(1);
+    let began = std::time::Instant::now();
+    bench.post("/api/messages", json!([before, late, behind, other])).await.with(202);
+    let mut came = Vec::new();
+    for _ in 0..4 {
+        let (_, _, body) =
+            tokio::time::timeout(DEADLINE, calls.recv()).await.expect("a call in time").unwrap();
+        came.push((body["number"].as_u64().unwrap(), began.elapsed()));
+    }
+    let numbers: Vec<_> = came.iter().map(|(number, _)| *number).collect();
+    assert!(numbers[..2].contains(&0) && numbers[..2].contains(&3) && numbers[2..] == [1, 2], "{came:?}");
+    // The queue's clock has milliseconds.
+    assert!(came[2].1 >= Duration::from_millis(999), "{came:?}");
+
+    late["delaySeconds"] = json!(3_600);
+    bench.post("/api/messages", late.clone()).await.with(202);
+    let found = bench.get("/api/search?q=a").await;
+    let why = found["groups"][0]["why"].as_str().unwrap_or_default();
+    assert!(why.contains("is not due for"), "{found}");
+    late["delaySeconds"] = json!(604_801);
+    let detail = bench.post("/api/messages", late).await.problem(422);
+    assert_eq!(detail, "`delaySeconds` is 604801; at most 604800 (a week) are allowed");
+    bench.shutdown().await;
+}
+
 // ── every route, and its description ──────────────────────────────────────────────────────────────────────────────────
 
 /// Whether a value is as a schema says. Knows what `schemas.json` uses of JSON Schema.
