@@ -19,6 +19,7 @@ use laneway_router::mediator::Verdict;
 use laneway_router::message::DispatchMode;
 use laneway_router::pool::{Exhausted, PoolSettings, PoolState};
 use laneway_router::router::DEFAULT_POOL;
+use laneway_router::source::embedded::Publication;
 use laneway_router::source::{Disposal, Source, Wants};
 use rig::{Gate, Rig, What, again, never, roomy, script, takes, wait};
 use tokio::time::Instant;
@@ -832,12 +833,63 @@ async fn other_waiting_for_a_rate_costs_little() {
     rig.verify(&[("a", 20)]);
 }
 
+/// "A stats read spends a token": whoever looks, and however often, takes nothing of a rate.
+#[tokio::test(start_paused = true)]
+async fn pitfall_004_other_who_looks_takes_no_token() {
+    let rates = (Some(10.0), Some(5.0));
+    let pool = PoolSettings { rate_per_second: rates.0, group_rate_per_second: rates.1, ..roomy() };
+    let rig = Rig::new(pool, takes(millis(1)));
+    for group in 0..20 {
+        rig.publish(&format!("g{group}"), 1).await;
+    }
+    let begin = Instant::now();
+    rig.read();
+    while rig.log.all_done() < 20 {
+        let router = &rig.router;
+        let groups = router.groups(DEFAULT_POOL, 100).unwrap();
+        for group in 0..20 {
+            router.explain(DEFAULT_POOL, &format!("g{group}")).unwrap();
+            router.notes(DEFAULT_POOL, &format!("g{group}")).unwrap();
+        }
+        assert!(groups.len() <= router.pools()[0].held);
+        tokio::time::sleep(millis(5)).await; // paced: twenty looks for each token, in virtual time
+    }
+    let took = begin.elapsed();
+    assert!((millis(1_850)..=millis(1_950)).contains(&took), "20 calls at 10 per second took {took:?}");
+}
+
+/// "256,000 parked goroutines", "detached tasks leaked": a group that waits is plain data, and of a router that has ended no task is left.
+#[tokio::test(start_paused = true)]
+async fn pitfall_004_other_groups_that_wait_have_no_tasks_and_an_end_leaves_none() {
+    const GROUPS: usize = 5_000;
+    let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    let before = tasks();
+    let rig = Rig::new(roomy(), script(|_| std::future::ready(wait(MINUTE * 60))));
+    let one_of_each: Vec<_> =
+        (0..GROUPS).map(|group| Publication::of(&rig::message(&format!("g{group}"), 0, ""))).collect();
+    rig.queue.publish_many(one_of_each, None).await.unwrap();
+    rig.read();
+    let told = |rig: &Rig| rig.log.count(|event| matches!(event.what, What::Ended(_)));
+    rig.until("all have been told to wait", |rig| told(rig) == GROUPS).await;
+    assert_eq!(rig.router.held(), GROUPS);
+    let (waiting, slots) = (tasks() - before, roomy().concurrency);
+    assert!(waiting < slots + 20, "{waiting} tasks for {slots} slots and {GROUPS} groups");
+    let report = rig.router.shutdown(millis(1)).await;
+    assert_eq!((report.given_back, report.settled), (GROUPS, true));
+    drop(rig);
+    let deadline = Instant::now() + MINUTE;
+    while tasks() > before {
+        assert!(Instant::now() < deadline, "{} tasks are left", tasks() - before);
+        tokio::time::sleep(millis(1)).await; // paced: those that were told to end do so, in virtual time
+    }
+}
+
 /// "A poison row aborted a batch": among a hundred good ones, one that cannot be read.
 #[tokio::test(start_paused = true)]
 async fn other_one_bad_message_does_not_hold_up_its_batch() {
     let rig = Rig::new(roomy(), takes(millis(1)));
     rig.publish("a", 50).await;
-    let bad = laneway_router::source::embedded::Publication::new(b"\xff\xfe").group("a");
+    let bad = Publication::new(b"\xff\xfe").group("a");
     rig.queue.publish(bad).await.unwrap();
     rig.publish("a", 50).await;
     rig.read();
