@@ -745,7 +745,7 @@ async fn closing_wakes_who_waits_and_refuses_who_comes() {
 
 /// The original's redeliveries carried ids that differed, or that other queues used as well.
 #[tokio::test(start_paused = true)]
-async fn pitfall_23_a_receipt_belongs_to_one_queue_and_an_id_stays_with_its_message() {
+async fn pitfall_004_23_a_receipt_belongs_to_one_queue_and_an_id_stays_with_its_message() {
     let (store, queue) = memory(inline());
     let other = store.queue("letters").expect("a queue");
     publish(&queue, [of("a", 0)]).await;
@@ -759,7 +759,7 @@ async fn pitfall_23_a_receipt_belongs_to_one_queue_and_an_id_stays_with_its_mess
 
 /// A broker that stops after ten deliveries lost what had only been deferred.
 #[tokio::test(start_paused = true)]
-async fn pitfall_24_a_message_that_is_given_back_many_times_is_still_there() {
+async fn pitfall_004_24_a_message_that_is_given_back_many_times_is_still_there() {
     let (_store, queue) = memory(inline());
     publish(&queue, [of("a", 0), of("a", 1)]).await;
     for attempt in 1..=100 {
@@ -772,7 +772,7 @@ async fn pitfall_24_a_message_that_is_given_back_many_times_is_still_there() {
 
 /// Three pollers of one queue, each with its own idea of what is next.
 #[tokio::test(start_paused = true)]
-async fn pitfall_25_claims_of_one_consumer_at_the_same_time_share_nothing_and_keep_order() {
+async fn pitfall_004_25_claims_of_one_consumer_at_the_same_time_share_nothing_and_keep_order() {
     let (_store, queue) = memory(with_queue(QueueOptions { cache_bytes: 0, ..QueueOptions::default() }));
     publish(&queue, (0..30).map(|number| of("a", number))).await;
     let wants = Wants { most: 4, wait: Duration::ZERO, lease: MINUTE };
@@ -783,7 +783,7 @@ async fn pitfall_25_claims_of_one_consumer_at_the_same_time_share_nothing_and_ke
 
 /// A message that was claimed is not handed out a second time, buffered or not, in one batch or in two.
 #[tokio::test(start_paused = true)]
-async fn pitfalls_26_and_27_a_message_is_out_once() {
+async fn pitfalls_004_26_and_27_a_message_is_out_once() {
     let (store, queue) = memory(inline());
     publish(&queue, (0..50).map(|number| of(&format!("g{}", number % 7), number))).await;
     let consumers =
@@ -798,7 +798,7 @@ async fn pitfalls_26_and_27_a_message_is_out_once() {
 
 /// A settlement was remembered for a shorter time than the message could come back in.
 #[tokio::test(start_paused = true)]
-async fn pitfall_28_a_settlement_under_way_outlives_its_lease() {
+async fn pitfall_004_28_a_settlement_under_way_outlives_its_lease() {
     let (store, queue) = memory(inline());
     publish(&queue, [of("a", 0), of("a", 1)]).await;
     let held = claim(&queue, 1).await;
@@ -812,7 +812,7 @@ async fn pitfall_28_a_settlement_under_way_outlives_its_lease() {
 
 /// A callback that was dropped left an entry behind, and the message was never seen again.
 #[tokio::test]
-async fn pitfall_11_calls_that_are_dropped_leave_nothing_behind() {
+async fn pitfall_004_11_calls_that_are_dropped_leave_nothing_behind() {
     let place = place();
     let options = Options {
         durability: Durability::Crash,

@@ -1049,7 +1049,7 @@ async fn a_reload_applies_what_it_can_and_names_the_rest() {
 
 /// A reload that changes every pool stops no source: what is published between the reloads is delivered, and its leases are kept.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pitfall_16_a_reload_does_not_stop_the_sources() {
+async fn pitfall_004_16_a_reload_does_not_stop_the_sources() {
     let bench = Bench::new("laneway.pools.a.concurrency = 1").await;
     for round in 1..=10_u64 {
         let message = |pool: &str| json!({ "id": format!("{pool}-{round}"), "poolCode": pool, "messageGroupId": pool, "mediationTarget": bench.target("success") });
@@ -1075,7 +1075,7 @@ async fn pitfall_16_a_reload_does_not_stop_the_sources() {
 
 /// A pool that a reload drops goes although a group is parked in it, and one that is named again while it drains comes again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pitfall_06_a_pool_that_a_reload_drops_goes_and_can_come_again() {
+async fn pitfall_004_06_a_pool_that_a_reload_drops_goes_and_can_come_again() {
     let bench = Bench::new("laneway.pools.b { exhausted = park-group, attempts = 1 }").await;
     let to = |id: &str, group: &str, target: &str| json!({ "id": id, "poolCode": "b", "messageGroupId": group, "mediationTarget": bench.target(target) });
     bench.post("/api/messages", json!([to("1", "g", "client-error"), to("2", "g", "fast")])).await.with(202);
