@@ -55,6 +55,12 @@ fn messages_are_sent_to_a_broker_and_the_doctor_finds_it_well_and_then_gone() {
         .collect();
     // The numbers of the stream, times eight, and the partition of the group: the third.
     assert_eq!(sequences, [1, 2, 3, 4, 5].map(|number| number * 8 + 3));
+    let lines = folder.path().join("messages.jsonl");
+    let late = r#"{"id": "late", "poolCode": "", "mediationType": "SIMULATED", "delaySeconds": 1}"#;
+    std::fs::write(&lines, late).expect("written");
+    let late = laneway(&["send", "--to", &to, "--from", &lines.display().to_string()]);
+    let (_, err) = texts(&late);
+    assert!(late.status.code() == Some(4) && err.contains("line 1: `delaySeconds` is heeded by"), "{err}");
     let again = laneway(&["send", "--to", &to, "--group", "order-7", "--count", "5", "--id", "m"]);
     let (_, err) = texts(&again);
     assert!(again.status.success() && err.contains("5 had been sent before"), "{err}");

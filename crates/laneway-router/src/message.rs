@@ -22,6 +22,9 @@ pub const NAME_BYTES_MAX: usize = 256;
 /// With this begins what stands in the place of a group where there is none: no group does, because names have no control characters.
 pub(crate) const NO_GROUP: char = '\u{1}';
 
+/// No message waits longer in its queue before it is handed out for the first time: a week.
+pub const DELAY_SECONDS_MAX: u32 = 7 * 24 * 3_600;
+
 /// How many headers a message may carry, and how long each may be, name and value together.
 pub const HEADERS_MAX: usize = 64;
 /// See [`HEADERS_MAX`].
@@ -64,6 +67,10 @@ pub struct Message {
     /// Two messages with the same one within the queue's window are one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deduplication_id: Option<String>,
+    /// Its queue does not hand it out before so many seconds have passed, and its group waits with it. Said to the embedded queue by who publishes, and not part of
+    /// what travels: a source that has it could not heed it any more.
+    #[serde(default, skip_serializing)]
+    pub delay_seconds: Option<u32>,
 }
 
 impl fmt::Debug for Message {
@@ -86,7 +93,9 @@ impl fmt::Debug for Message {
 /// A target as logs may have it: names, passwords and queries are often secrets.
 pub(crate) fn without_secrets(target: &str) -> String {
     let place = target.split(['?', '#']).next().unwrap_or_default();
-    let Some((scheme, rest)) = place.split_once("://") else { return place.to_owned() };
+    let Some((scheme, rest)) = place.split_once("://") else {
+        return place.rsplit('@').next().unwrap_or_default().to_owned();
+    };
     let (authority, path) = rest.split_at(rest.find(['/', '\\']).unwrap_or(rest.len()));
     let host = authority.rsplit('@').next().unwrap_or_default();
     format!("{scheme}://{host}{path}")
@@ -188,7 +197,7 @@ impl Message {
     /// assert!(error.to_string().contains("invalid type"));
     /// ```
     pub fn parse(json: &[u8]) -> Result<Self, NotAMessage> {
-        let message = Message::of_delivery(json)?;
+        let message = Message::read(json)?;
         message.check_token()?;
         Ok(message)
     }
@@ -196,6 +205,17 @@ impl Message {
     /// Reads a message of a source, which had nobody to tell its publisher: one whose token no target can be sent is a message all the same, and fails where it is used, in its
     /// order and with its reason.
     pub(crate) fn of_delivery(json: &[u8]) -> Result<Self, NotAMessage> {
+        let message = Message::read(json)?;
+        match message.delay_seconds {
+            None => Ok(message),
+            Some(_) => Err(bad(
+                "delaySeconds",
+                "is heeded where a message is published, and it is here already".to_owned(),
+            )),
+        }
+    }
+
+    fn read(json: &[u8]) -> Result<Self, NotAMessage> {
         if json.len() > MESSAGE_BYTES_MAX {
             return Err(NotAMessage::TooLong { bytes: json.len() });
         }
@@ -254,6 +274,10 @@ impl Message {
         }
         if self.mediation_type == MediationType::Sink && self.mediation_target.is_empty() {
             return Err(bad("mediationTarget", "is missing; SINK needs the name of a sink".to_owned()));
+        }
+        if let Some(seconds) = self.delay_seconds.filter(|seconds| *seconds > DELAY_SECONDS_MAX) {
+            let problem = format!("is {seconds}; at most {DELAY_SECONDS_MAX} (a week) are allowed");
+            return Err(bad("delaySeconds", problem));
         }
         if self.headers.len() > HEADERS_MAX {
             let problem = format!("has {} entries; at most {HEADERS_MAX} are allowed", self.headers.len());
@@ -318,6 +342,29 @@ mod tests {
     }
 
     #[test]
+    fn a_delay_is_for_who_publishes_and_does_not_travel() {
+        let of = |seconds: &str| {
+            format!(
+                r#"{{"id": "m", "poolCode": "p", "mediationType": "SIMULATED", "delaySeconds": {seconds}}}"#
+            )
+        };
+        let message = Message::parse(of("604800").as_bytes()).unwrap();
+        assert_eq!(message.delay_seconds, Some(DELAY_SECONDS_MAX));
+        let travels = message.to_json();
+        assert_eq!(Message::of_delivery(travels.as_bytes()).unwrap().delay_seconds, None, "{travels}");
+        for (seconds, words) in [
+            ("604801", "`delaySeconds` is 604801; at most 604800"),
+            ("-1", "invalid value"),
+            ("1.5", "invalid type"),
+        ] {
+            let error = Message::parse(of(seconds).as_bytes()).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+        let late = Message::of_delivery(of("1").as_bytes()).unwrap_err().to_string();
+        assert!(late.starts_with("`delaySeconds` is heeded where"), "{late}");
+    }
+
+    #[test]
     fn debug_shows_where_a_message_goes_and_none_of_its_secrets() {
         let shown = |target: &str| {
             let json = serde_json::json!({ "id": "m", "poolCode": "p", "mediationTarget": target, "authToken": "hush" });
@@ -327,6 +374,7 @@ mod tests {
             ("https://me:hush@host:1/a/b?key=hush#hush", "https://host:1/a/b"),
             ("https://hush@host?key=hush", "https://host"),
             ("http://host/a@b", "http://host/a@b"),
+            ("me:hush@host/a", "host/a"),
         ] {
             let shown = shown(target);
             assert!(shown.contains(&format!("{place:?}")) && !shown.contains("hush"), "{shown}");

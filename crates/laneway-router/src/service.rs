@@ -39,7 +39,7 @@ use crate::router::{
     DEFAULT_POOL, MakeMediator, POOLS_MAX, Router, RouterError, RouterReport, SourceSettings,
 };
 use crate::source::broker::{self, Broker, Configured};
-use crate::source::embedded::{EmbeddedQueue, EmbeddedStore, OpenError, QueueError};
+use crate::source::embedded::{EmbeddedQueue, EmbeddedStore, OpenError, QueueError, Stranded};
 use crate::source::sink::{ConfiguredSink, Sink};
 use crate::standby::Turn;
 use crate::targets::TestTargets;
@@ -226,6 +226,8 @@ impl Service {
             None => Parks::default(),
         });
         let router = start_router(&config, &mediators, Arc::new(record), Arc::clone(&parks))?;
+        let stranded = store.iter().flat_map(|store| store.stranded(|name| queues.contains_key(name)));
+        stranded.for_each(|stranded| router.warnings().give("configuration", stranded.to_string()));
         let carrier = store
             .as_ref()
             .map(|store| tokio::spawn(parks::carry(Arc::clone(&parks), store.clone(), router.clone())));
@@ -331,6 +333,12 @@ impl Service {
     /// The names of the queues, sorted.
     pub fn queue_names(&self) -> Vec<String> {
         lock(&self.inner.queues).keys().cloned().collect()
+    }
+
+    /// What the queue's file holds for queues that the configuration does not name.
+    pub fn stranded(&self) -> Vec<Stranded> {
+        let store = self.inner.store.iter();
+        store.flat_map(|store| store.stranded(|name| self.queue(name).is_some())).collect()
     }
 
     /// What calls the targets: its breakers and counters.

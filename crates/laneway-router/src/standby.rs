@@ -330,6 +330,10 @@ pub async fn answer_meanwhile(address: std::net::SocketAddr) -> std::io::Result<
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mediator::{
+        Call, HttpMediator, HttpSettings, Mediator, Mediators, Signer, Simulated, Verdict,
+    };
+    use crate::message::Message;
     use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
     /// A lease on a server whose clock is the test's.
@@ -413,8 +417,9 @@ mod tests {
         );
     }
 
+    /// "Leadership regain panicked".
     #[tokio::test(start_paused = true)]
-    async fn a_holder_that_is_cut_off_stops_before_its_time_is_up() {
+    async fn pitfall_004_other_a_holder_that_is_cut_off_stops_before_its_time_is_up_and_comes_back() {
         let paper = Arc::new(OnPaper::default());
         let cut_off = Standby::begin(Arc::clone(&paper) as Arc<dyn Lease>, TIME);
         let token = cut_off.active().await;
@@ -431,6 +436,29 @@ mod tests {
         assert!(cut_off.trouble().is_some());
         paper.is_away.store(false, SeqCst);
         assert_eq!(timeout(TIME * 2, cut_off.active()).await, Ok(token + 1), "it comes back by itself");
+    }
+
+    /// "Polling continued after loss": whatever is still taken in, nothing of it is attempted.
+    #[tokio::test(start_paused = true)]
+    async fn pitfall_004_other_who_has_lost_its_turn_attempts_nothing() {
+        let paper = Arc::new(OnPaper::default());
+        let standby = Arc::new(Standby::begin(Arc::clone(&paper) as Arc<dyn Lease>, TIME));
+        let turn = Turn { token: standby.active().await, standby: Arc::clone(&standby) };
+        let http = HttpMediator::new(HttpSettings::default(), Signer::default());
+        let mediators = Mediators::new(http, Simulated::new(1)).in_turn(Some(turn.clone()));
+        let json = br#"{"id": "m", "poolCode": "p", "mediationType": "SIMULATED"}"#;
+        let message = &Message::parse(json).unwrap();
+        let call = Call { message, key: "g", sequence: 1, attempt: 1, traceparent: None };
+        assert_eq!(mediators.mediate(call).await, Verdict::Done);
+        paper.is_away.store(true, SeqCst);
+        turn.over().await;
+        assert!(matches!(mediators.mediate(call).await, Verdict::Wait { called: false, .. }));
+        paper.is_away.store(false, SeqCst);
+        assert!(standby.active().await > turn.token);
+        assert!(
+            matches!(mediators.mediate(call).await, Verdict::Wait { called: false, .. }),
+            "its turn was that one"
+        );
     }
 
     /// Nobody tells a frozen process that its time is up; it must see it itself, before any of its tasks has run.

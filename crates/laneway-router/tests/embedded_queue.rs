@@ -310,6 +310,19 @@ async fn an_idempotency_key_makes_a_call_that_is_repeated_publish_nothing_again(
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_idempotency_key_of_a_duplicate_outlives_the_id_of_the_duplicate() {
+    let (_store, queue) = memory(inline());
+    let first = queue.publish(of("a", 1).deduplication_id("x")).await.expect("published");
+    for minutes in [4, 2] {
+        tokio::time::advance(minutes * MINUTE).await;
+        let batch = vec![of("a", 1).deduplication_id("x")];
+        let again = queue.publish_once(batch, "call").await.expect("answered").expect("the same");
+        assert_eq!(again, [Published { sequence: first.sequence, duplicate: true }]);
+    }
+    assert_eq!(queue.depth().await.expect("depth").waiting, 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_idempotency_key_that_comes_with_other_messages_publishes_nothing() {
     let place = place();
     let (store, queue) = reopen(&place.path);
@@ -551,7 +564,7 @@ async fn messages_of_the_router_without_a_group_stand_in_the_line_of_their_pool(
     let (store, queue) = open();
     assert!(queue.dead_letters(0, 9).await.expect("letters").iter().all(|kept| kept.group.is_none()));
     assert_eq!(queue.redrive(None, 9).await, redriven(4, []));
-    let (views, _) = queue.groups(0, 9).await.expect("groups");
+    let (views, _) = queue.deepest(0, 9, 9).await.expect("groups");
     assert_eq!((views.len(), views.iter().all(|view| view.name.is_none())), (3, true));
     // What names the default pool is in one line with what names none.
     let mut held = ids(&claim(&queue, 3).await);
@@ -576,13 +589,14 @@ async fn a_group_says_what_it_does() {
     settle(&queue, &[head], Disposal::GiveBack { delay: Duration::ZERO }).await;
     assert_eq!(state("a"), Some((2, 1, GroupState::Recalling)));
 
-    let (first, next) = queue.groups(0, 2).await.expect("groups");
-    let (second, end) = queue.groups(next.expect("more"), 2).await.expect("groups");
+    let (mut views, next) = queue.deepest(0, 2, 9).await.expect("groups");
+    assert_eq!(views[0].name.as_deref(), Some("a"), "the deepest first");
+    let (more, end) = queue.deepest(next.expect("more"), 2, 9).await.expect("groups");
     assert_eq!(end, None);
-    let mut names: Vec<_> =
-        first.iter().chain(&second).map(|group| group.name.clone().expect("a name")).collect();
-    names.sort();
-    assert_eq!(names.iter().map(|name| &**name).collect::<Vec<_>>(), ["a", "b", "c"]);
+    views.extend(more);
+    let mut names: Vec<_> = views.iter().filter_map(|group| group.name.as_deref()).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["a", "b", "c"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -634,19 +648,6 @@ async fn a_search_finds_messages_wherever_they_are_and_groups_by_a_part_of_their
     assert!(found.is_cut_short && found.messages.is_empty() && found.looked > 0, "{found:?}");
     // A group that is named as a whole is found all the same.
     assert_eq!(queue.search("slow", short).await.expect("a search").groups.len(), 1);
-}
-
-#[tokio::test(start_paused = true)]
-async fn purging_forgets_what_waits_and_leaves_what_is_leased() {
-    let (_store, queue) = memory(inline());
-    publish(&queue, (0..5).map(|number| of("a", number))).await;
-    let held = claim(&queue, 2).await;
-    assert_eq!(queue.purge().await, Ok(3));
-    assert!(claim(&queue, 9).await.is_empty());
-    publish(&queue, [of("a", 5)]).await;
-    settle(&queue, &held, Disposal::GiveBack { delay: Duration::ZERO }).await;
-    assert_eq!(drain(&queue).await, ["0", "1", "5"]);
-    assert_eq!(queue.purge().await, Ok(0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -744,7 +745,7 @@ async fn closing_wakes_who_waits_and_refuses_who_comes() {
 
 /// The original's redeliveries carried ids that differed, or that other queues used as well.
 #[tokio::test(start_paused = true)]
-async fn pitfall_23_a_receipt_belongs_to_one_queue_and_an_id_stays_with_its_message() {
+async fn pitfall_004_23_a_receipt_belongs_to_one_queue_and_an_id_stays_with_its_message() {
     let (store, queue) = memory(inline());
     let other = store.queue("letters").expect("a queue");
     publish(&queue, [of("a", 0)]).await;
@@ -758,7 +759,7 @@ async fn pitfall_23_a_receipt_belongs_to_one_queue_and_an_id_stays_with_its_mess
 
 /// A broker that stops after ten deliveries lost what had only been deferred.
 #[tokio::test(start_paused = true)]
-async fn pitfall_24_a_message_that_is_given_back_many_times_is_still_there() {
+async fn pitfall_004_24_a_message_that_is_given_back_many_times_is_still_there() {
     let (_store, queue) = memory(inline());
     publish(&queue, [of("a", 0), of("a", 1)]).await;
     for attempt in 1..=100 {
@@ -771,7 +772,7 @@ async fn pitfall_24_a_message_that_is_given_back_many_times_is_still_there() {
 
 /// Three pollers of one queue, each with its own idea of what is next.
 #[tokio::test(start_paused = true)]
-async fn pitfall_25_claims_of_one_consumer_at_the_same_time_share_nothing_and_keep_order() {
+async fn pitfall_004_25_claims_of_one_consumer_at_the_same_time_share_nothing_and_keep_order() {
     let (_store, queue) = memory(with_queue(QueueOptions { cache_bytes: 0, ..QueueOptions::default() }));
     publish(&queue, (0..30).map(|number| of("a", number))).await;
     let wants = Wants { most: 4, wait: Duration::ZERO, lease: MINUTE };
@@ -782,7 +783,7 @@ async fn pitfall_25_claims_of_one_consumer_at_the_same_time_share_nothing_and_ke
 
 /// A message that was claimed is not handed out a second time, buffered or not, in one batch or in two.
 #[tokio::test(start_paused = true)]
-async fn pitfalls_26_and_27_a_message_is_out_once() {
+async fn pitfalls_004_26_and_27_a_message_is_out_once() {
     let (store, queue) = memory(inline());
     publish(&queue, (0..50).map(|number| of(&format!("g{}", number % 7), number))).await;
     let consumers =
@@ -797,7 +798,7 @@ async fn pitfalls_26_and_27_a_message_is_out_once() {
 
 /// A settlement was remembered for a shorter time than the message could come back in.
 #[tokio::test(start_paused = true)]
-async fn pitfall_28_a_settlement_under_way_outlives_its_lease() {
+async fn pitfall_004_28_a_settlement_under_way_outlives_its_lease() {
     let (store, queue) = memory(inline());
     publish(&queue, [of("a", 0), of("a", 1)]).await;
     let held = claim(&queue, 1).await;
@@ -811,7 +812,7 @@ async fn pitfall_28_a_settlement_under_way_outlives_its_lease() {
 
 /// A callback that was dropped left an entry behind, and the message was never seen again.
 #[tokio::test]
-async fn pitfall_11_calls_that_are_dropped_leave_nothing_behind() {
+async fn pitfall_004_11_calls_that_are_dropped_leave_nothing_behind() {
     let place = place();
     let options = Options {
         durability: Durability::Crash,
@@ -1048,6 +1049,25 @@ fn with_trigger_that_deletes(path: &Path) {
         path,
         "CREATE TRIGGER fault AFTER INSERT ON messages BEGIN DELETE FROM messages WHERE sequence = 1; END",
     );
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn a_new_file_is_its_owners_alone_and_one_that_is_there_stays_as_it_is() {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+    let (place, log) = (place(), |place: &Home| PathBuf::from(format!("{}-wal", place.path.display())));
+    let mode = |path: &Path| fs::metadata(path).expect("it is there").permissions().mode() & 0o777;
+    let (store, queue) = reopen(&place.path);
+    publish(&queue, [of("a", 0)]).await;
+    assert_eq!((mode(&place.path), mode(&log(&place))), (0o600, 0o600));
+    store.close().await;
+    drop((store, queue));
+
+    fs::set_permissions(&place.path, Permissions::from_mode(0o640)).expect("set");
+    let (_store, queue) = reopen(&place.path);
+    publish(&queue, [of("a", 1)]).await;
+    assert_eq!((mode(&place.path), mode(&log(&place))), (0o640, 0o640));
 }
 
 #[tokio::test]

@@ -164,7 +164,10 @@ fn lines_do_not_depend_on_how_the_bytes_were_cut() {
                         check_line(line);
                         Some(line.to_vec())
                     }
-                    Frame::TooLong => None,
+                    Frame::TooLong(beginning) => {
+                        assert_eq!(beginning.len(), limit);
+                        None
+                    }
                 });
             }
             assert!(frames.held() <= limit, "{} bytes are held", frames.held());

@@ -571,6 +571,26 @@ async fn every_bad_line_is_refused_and_the_connection_goes_on() {
     end(ingress).await;
 }
 
+/// What a page in a browser can make it send to any port: a request whose body it chooses.
+#[tokio::test]
+async fn a_connection_that_begins_as_http_is_hung_up_on_before_its_body() {
+    let mediator = quick();
+    let ingress = start(Settings { line_bytes_max: 400, ..settings() }, &mediator).await;
+    let (task, long) = (line("a", 0, ""), format!("POST /{} HTTP/1.1", "x".repeat(1_000)));
+    let begins = ["POST / HTTP/1.1", "GET / HTTP/1.0", "PRI * HTTP/2.0", &long];
+    for begin in begins {
+        let mut client = Client::connect(&ingress).await;
+        let head = format!("{begin}\r\nHost: 127.0.0.1:7003\r\nContent-Length: {}\r\n\r\n", task.len());
+        client.send(head + &task).await;
+        let answers = client.rest().await;
+        assert_eq!(answers, ["REJ:HTTP:\tthis is not HTTP: a line is a task, as JSON"], "{begin:.20}");
+    }
+    let stats = ingress.stats();
+    assert_eq!((stats.accepted, stats.rejected(Rejection::Http)), (0, begins.len() as u64));
+    assert_eq!(stats.rejections.values().sum::<u64>(), begins.len() as u64);
+    assert_eq!(end(ingress).await.accepted, 0);
+}
+
 #[tokio::test]
 async fn a_last_line_without_newline_is_unfinished() {
     let mediator = quick();

@@ -1,4 +1,4 @@
-//! What broke in the later life of the system of document 004, line by line: `pitfall_NN` is line NN of the list that this project keeps.
+//! What broke in the later life of the system of document 004, line by line: `pitfall_004_NN` is line NN of the list that this project keeps.
 //!
 //! Most lines are seeded random [simulations](simulate): plans of messages, verdicts, delays, copies, lost leases and answers, and changes of
 //! pools, in virtual time, with the contract checked at every call and at the end. A failure prints its seed; `LANEWAY_SEED=n` runs that one
@@ -19,6 +19,7 @@ use laneway_router::mediator::Verdict;
 use laneway_router::message::DispatchMode;
 use laneway_router::pool::{Exhausted, PoolSettings, PoolState};
 use laneway_router::router::DEFAULT_POOL;
+use laneway_router::source::embedded::Publication;
 use laneway_router::source::{Disposal, Source, Wants};
 use rig::{Gate, Rig, What, again, never, roomy, script, takes, wait};
 use tokio::time::Instant;
@@ -188,13 +189,13 @@ async fn check(rig: &Rig, seed: u64, may_repeat: bool) {
 
 /// A target that says 429 or asks for a later time holds the group, not the head alone.
 #[tokio::test(start_paused = true)]
-async fn pitfall_01_a_head_that_has_to_wait_is_not_overtaken() {
+async fn pitfall_004_01_a_head_that_has_to_wait_is_not_overtaken() {
     simulate(1, Weather { waits: 40, fails: 10, ..Weather::default() }).await;
 }
 
 /// The barrier is the group, whatever claim its messages came with.
 #[tokio::test(start_paused = true)]
-async fn pitfall_02_messages_of_other_claims_do_not_overtake() {
+async fn pitfall_004_02_messages_of_other_claims_do_not_overtake() {
     let rig = Rig::new(
         PoolSettings { capacity: 2, group_capacity: 2, ..roomy() },
         script(|seen| async move {
@@ -212,14 +213,14 @@ async fn pitfall_02_messages_of_other_claims_do_not_overtake() {
 
 /// All of a group goes back for the same time, so that siblings do not come first.
 #[tokio::test(start_paused = true)]
-async fn pitfall_03_siblings_do_not_come_back_before_the_head() {
+async fn pitfall_004_03_siblings_do_not_come_back_before_the_head() {
     let back = Exhausted::GiveBack(millis(200));
     simulate(3, Weather { fails: 45, exhausted: Some(back), ..Weather::default() }).await;
 }
 
 /// After a failure `BLOCK_ON_ERROR` stops the group and `NEXT_ON_ERROR` goes on: they are not the same.
 #[tokio::test(start_paused = true)]
-async fn pitfall_04_block_on_error_blocks_and_next_on_error_does_not() {
+async fn pitfall_004_04_block_on_error_blocks_and_next_on_error_does_not() {
     let rig = Rig::new(
         roomy(),
         script(|seen| async move { if seen.number == 1 { never() } else { Verdict::Done } }),
@@ -235,7 +236,7 @@ async fn pitfall_04_block_on_error_blocks_and_next_on_error_does_not() {
 
 /// A delayed head blocks its successors in the claim itself: the embedded queue's own tests have it, this is the router on top.
 #[tokio::test(start_paused = true)]
-async fn pitfall_05_a_delayed_head_holds_its_group_in_the_queue() {
+async fn pitfall_004_05_a_delayed_head_holds_its_group_in_the_queue() {
     let rig = Rig::new(roomy(), takes(millis(1)));
     let delayed = laneway_router::source::embedded::Publication::of(&rig::message("a", 0, ""));
     rig.queue.publish(delayed.delay(MINUTE)).await.unwrap();
@@ -253,13 +254,13 @@ async fn pitfall_05_a_delayed_head_holds_its_group_in_the_queue() {
 
 /// Pools are added, removed, paused and changed at random while messages flow; a group never runs in two of them.
 #[tokio::test(start_paused = true)]
-async fn pitfall_06_a_changed_pool_never_runs_a_group_twice_at_once() {
+async fn pitfall_004_06_a_changed_pool_never_runs_a_group_twice_at_once() {
     simulate(6, Weather { fails: 10, changes: 70, ..Weather::default() }).await;
 }
 
 /// A pool that comes does not wait for what is parked, or waits for long, in the one that stood in: it gets that, in order and as parked as it was.
 #[tokio::test(start_paused = true)]
-async fn pitfall_06_a_pool_that_comes_takes_over_what_is_parked() {
+async fn pitfall_004_06_a_pool_that_comes_takes_over_what_is_parked() {
     let fixed = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let target = Arc::clone(&fixed);
     let rig = Rig::new(
@@ -332,7 +333,7 @@ async fn pitfall_06_a_pool_that_comes_takes_over_what_is_parked() {
 
 /// A pool that goes does not wait for what is parked, or waits for long: the one that stands in gets that, in order and as parked as it was.
 #[tokio::test(start_paused = true)]
-async fn pitfall_06_a_pool_that_goes_leaves_what_is_parked() {
+async fn pitfall_004_06_a_pool_that_goes_leaves_what_is_parked() {
     let told = std::sync::atomic::AtomicBool::new(false);
     let rig = Rig::new(
         roomy(),
@@ -374,13 +375,13 @@ async fn pitfall_06_a_pool_that_goes_leaves_what_is_parked() {
 
 /// Neither a rate nor a panic lets the next one go first.
 #[tokio::test(start_paused = true)]
-async fn pitfall_07_a_rate_or_a_panic_does_not_let_successors_pass() {
+async fn pitfall_004_07_a_rate_or_a_panic_does_not_let_successors_pass() {
     simulate(7, Weather { waits: 20, panics: 25, ..Weather::default() }).await;
 }
 
 /// The first fails before the second is even published: the group is held by its lane, which is there as long as the first is.
 #[tokio::test(start_paused = true)]
-async fn pitfall_08_a_failure_before_the_next_message_comes_still_holds_it() {
+async fn pitfall_004_08_a_failure_before_the_next_message_comes_still_holds_it() {
     let rig = Rig::new(
         PoolSettings { backoff: MINUTE, ..roomy() },
         script(|seen| async move { if seen.attempt == 1 { again() } else { Verdict::Done } }),
@@ -395,13 +396,13 @@ async fn pitfall_08_a_failure_before_the_next_message_comes_still_holds_it() {
 
 /// A refusal for lack of room goes for the rest of the group.
 #[tokio::test(start_paused = true)]
-async fn pitfall_09_a_refused_message_takes_its_successors_with_it() {
+async fn pitfall_004_09_a_refused_message_takes_its_successors_with_it() {
     simulate(9, Weather { fails: 20, tight: true, changes: 20, ..Weather::default() }).await;
 }
 
 /// Groups fall idle and come back all the time, and never have two runners. In real time, so that intake and attempts of several threads meet.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn pitfall_10_a_group_that_falls_idle_and_comes_back_has_one_runner() {
+async fn pitfall_004_10_a_group_that_falls_idle_and_comes_back_has_one_runner() {
     let rig = Rig::new(roomy(), yields());
     rig.read();
     for round in 0..300 {
@@ -429,19 +430,19 @@ fn yields() -> rig::Script {
 
 /// A panic settles its message like any other failure; no entry stays behind that would swallow it for ever.
 #[tokio::test(start_paused = true)]
-async fn pitfall_11_a_panic_leaves_no_entry_that_swallows_redeliveries() {
+async fn pitfall_004_11_a_panic_leaves_no_entry_that_swallows_redeliveries() {
     simulate(11, Weather { panics: 40, copies: 20, ..Weather::default() }).await;
 }
 
 /// A group whose attempt panics, or is told to wait, is not dead.
 #[tokio::test(start_paused = true)]
-async fn pitfall_12_a_group_is_alive_after_every_way_an_attempt_can_end() {
+async fn pitfall_004_12_a_group_is_alive_after_every_way_an_attempt_can_end() {
     simulate(12, Weather { waits: 20, fails: 20, finals: 20, panics: 20, ..Weather::default() }).await;
 }
 
 /// What a pool gives back when it ends is forgotten here, so that it is taken when it comes again.
 #[tokio::test(start_paused = true)]
-async fn pitfall_13_what_a_stopped_pool_gave_back_is_taken_again() {
+async fn pitfall_004_13_what_a_stopped_pool_gave_back_is_taken_again() {
     let gate = Gate::new();
     let rig = Rig::new(roomy(), gate.script());
     rig.publish("a", 3).await;
@@ -458,7 +459,7 @@ async fn pitfall_13_what_a_stopped_pool_gave_back_is_taken_again() {
 
 /// A source that has failed for long is asked again, less often, and healthy as soon as it answers.
 #[tokio::test(start_paused = true)]
-async fn pitfall_14_a_failing_source_is_asked_ever_less_often_and_recovers() {
+async fn pitfall_004_14_a_failing_source_is_asked_ever_less_often_and_recovers() {
     let rig = Rig::new(roomy(), takes(millis(1)));
     rig.source.faults().failing_claims = 1_000;
     rig.read();
@@ -474,7 +475,7 @@ async fn pitfall_14_a_failing_source_is_asked_ever_less_often_and_recovers() {
 
 /// Waiting for room is no stall: hours later the router is healthy, has lost no lease and has repeated nothing.
 #[tokio::test(start_paused = true)]
-async fn pitfall_15_waiting_for_room_is_no_stall() {
+async fn pitfall_004_15_waiting_for_room_is_no_stall() {
     let gate = Gate::new();
     let rig = Rig::new(PoolSettings { capacity: 2, group_capacity: 2, ..roomy() }, gate.script());
     rig.publish("a", 5).await;
@@ -491,7 +492,7 @@ async fn pitfall_15_waiting_for_room_is_no_stall() {
 
 /// A change of every pool stops no source. That a reload of the service does not either is in `service.rs`.
 #[tokio::test(start_paused = true)]
-async fn pitfall_16_a_change_of_all_pools_does_not_stop_the_sources() {
+async fn pitfall_004_16_a_change_of_all_pools_does_not_stop_the_sources() {
     let rig = Rig::new(roomy(), takes(millis(10)));
     rig.router.add_pool("x", roomy()).unwrap();
     rig.read();
@@ -510,7 +511,7 @@ async fn pitfall_16_a_change_of_all_pools_does_not_stop_the_sources() {
 
 /// One slow pool does not hold up the queue that it shares with others.
 #[tokio::test(start_paused = true)]
-async fn pitfall_17_a_slow_pool_does_not_block_its_queue() {
+async fn pitfall_004_17_a_slow_pool_does_not_block_its_queue() {
     let rig = Rig::new(
         roomy(),
         script(|seen| async move {
@@ -535,7 +536,7 @@ async fn pitfall_17_a_slow_pool_does_not_block_its_queue() {
 
 /// Nor do messages without a group, in a queue that orders them: each pool has a line of its own, and what is to be sent immediately stands in none.
 #[tokio::test(start_paused = true)]
-async fn pitfall_17_messages_without_a_group_wait_for_nobody_elses() {
+async fn pitfall_004_17_messages_without_a_group_wait_for_nobody_elses() {
     let rig = Rig::new(
         roomy(),
         script(|seen| async move { if seen.pool == "sick" { never() } else { Verdict::Done } }),
@@ -564,7 +565,7 @@ async fn pitfall_17_messages_without_a_group_wait_for_nobody_elses() {
 
 /// Nor where their pool has no room, or does not take any.
 #[tokio::test(start_paused = true)]
-async fn pitfall_17_a_pool_that_refuses_messages_without_a_group_refuses_its_own() {
+async fn pitfall_004_17_a_pool_that_refuses_messages_without_a_group_refuses_its_own() {
     let gate = Gate::new();
     let pass = gate.clone();
     let rig = Rig::new(
@@ -603,7 +604,7 @@ async fn pitfall_17_a_pool_that_refuses_messages_without_a_group_refuses_its_own
 
 /// Messages without order wait each for itself: thousands that were told to come a second later all come a second later.
 #[tokio::test(start_paused = true)]
-async fn pitfall_18_unordered_messages_are_not_put_off_one_after_the_other() {
+async fn pitfall_004_18_unordered_messages_are_not_put_off_one_after_the_other() {
     let rig = Rig::new(
         PoolSettings { concurrency: 100, ..roomy() },
         script({
@@ -624,7 +625,7 @@ async fn pitfall_18_unordered_messages_are_not_put_off_one_after_the_other() {
 
 /// An urgent message is seen as soon as a slot is free, whatever waits in the tiers below.
 #[tokio::test(start_paused = true)]
-async fn pitfall_19_an_urgent_message_does_not_wait_behind_the_others() {
+async fn pitfall_004_19_an_urgent_message_does_not_wait_behind_the_others() {
     let rig = Rig::new(PoolSettings { concurrency: 1, ..roomy() }, takes(millis(100)));
     for group in 0..50 {
         rig.publish(&format!("g{group}"), 1).await;
@@ -641,7 +642,7 @@ async fn pitfall_19_an_urgent_message_does_not_wait_behind_the_others() {
 /// Messages that come at the very moment when their group falls idle are not lost: the next one is published as soon as the call of the one before has
 /// ended, while its lane is still being settled and removed by another thread.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn pitfall_20_a_message_that_meets_an_idle_removal_is_not_lost() {
+async fn pitfall_004_20_a_message_that_meets_an_idle_removal_is_not_lost() {
     let rig = Rig::new(roomy(), yields());
     rig.read();
     for round in 1..=500 {
@@ -656,7 +657,7 @@ async fn pitfall_20_a_message_that_meets_an_idle_removal_is_not_lost() {
 
 /// An entry goes when its settlement is durable, not before: copies that come in between are swallowed.
 #[tokio::test(start_paused = true)]
-async fn pitfall_21_a_copy_that_comes_before_the_settlement_is_durable_is_swallowed() {
+async fn pitfall_004_21_a_copy_that_comes_before_the_settlement_is_durable_is_swallowed() {
     let rig = Rig::new(roomy(), takes(millis(1)));
     let gate = Gate::new();
     rig.publish("a", 3).await;
@@ -676,7 +677,7 @@ async fn pitfall_21_a_copy_that_comes_before_the_settlement_is_durable_is_swallo
 
 /// Slow work keeps its lease, however long it takes, and nobody else gets it.
 #[tokio::test(start_paused = true)]
-async fn pitfall_22_slow_work_is_not_delivered_twice() {
+async fn pitfall_004_22_slow_work_is_not_delivered_twice() {
     let rig = Rig::new(roomy(), takes(MINUTE * 30));
     rig.publish("a", 2).await;
     rig.read();
@@ -690,7 +691,7 @@ async fn pitfall_22_slow_work_is_not_delivered_twice() {
 
 /// Identities are those of one source: the same number in two queues is two messages, each settled where it came from.
 #[tokio::test(start_paused = true)]
-async fn pitfall_23_identities_of_two_sources_are_not_mixed_up() {
+async fn pitfall_004_23_identities_of_two_sources_are_not_mixed_up() {
     let rig = Rig::new(roomy(), takes(millis(5)));
     let options = laneway_router::source::embedded::Options {
         commit: laneway_router::source::embedded::Commit::Inline,
@@ -716,7 +717,7 @@ async fn pitfall_23_identities_of_two_sources_are_not_mixed_up() {
 
 /// Being told to wait, or refused for lack of room, costs nothing: however often it happens, the message is not given up.
 #[tokio::test(start_paused = true)]
-async fn pitfall_24_deferrals_never_lose_a_message() {
+async fn pitfall_004_24_deferrals_never_lose_a_message() {
     let rig = Rig::new(
         PoolSettings { attempts: 1, capacity: 1, group_capacity: 1, ..roomy() },
         script({
@@ -737,7 +738,7 @@ async fn pitfall_24_deferrals_never_lose_a_message() {
 
 /// One claim at a time per source.
 #[tokio::test(start_paused = true)]
-async fn pitfall_25_a_source_has_one_reader() {
+async fn pitfall_004_25_a_source_has_one_reader() {
     let rig = Rig::new(roomy(), takes(millis(1)));
     rig.read();
     rig.publish("a", 1).await;
@@ -749,12 +750,12 @@ async fn pitfall_25_a_source_has_one_reader() {
 
 /// Copies of messages that wait in a pool, and of those that are with their targets, at random.
 #[tokio::test(start_paused = true)]
-async fn pitfall_26_copies_of_what_waits_are_swallowed() {
+async fn pitfall_004_26_copies_of_what_waits_are_swallowed() {
     simulate(26, Weather { fails: 20, copies: 60, ..Weather::default() }).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn pitfall_27_two_copies_in_one_claim_are_one_message() {
+async fn pitfall_004_27_two_copies_in_one_claim_are_one_message() {
     let rig = Rig::new(roomy(), takes(millis(10)));
     rig.publish("a", 2).await;
     let other = rig.store.queue("orders").unwrap();
@@ -768,7 +769,7 @@ async fn pitfall_27_two_copies_in_one_claim_are_one_message() {
 
 /// What is done is remembered until the source knows, however long that takes: renewed, and settled with the receipt that is good then.
 #[tokio::test(start_paused = true)]
-async fn pitfall_28_what_is_done_is_remembered_until_the_source_knows() {
+async fn pitfall_004_28_what_is_done_is_remembered_until_the_source_knows() {
     let rig = Rig::new(roomy(), takes(millis(10)));
     rig.publish("a", 3).await;
     rig.source.faults().failing_settles = 100;
@@ -780,13 +781,13 @@ async fn pitfall_28_what_is_done_is_remembered_until_the_source_knows() {
 
 /// Any success is a success. The table of the HTTP mediator has its own tests; here: it is settled, and never tried again.
 #[tokio::test(start_paused = true)]
-async fn pitfall_29_a_success_is_never_tried_again() {
+async fn pitfall_004_29_a_success_is_never_tried_again() {
     simulate(29, Weather { settles: 40, ..Weather::default() }).await;
 }
 
 /// Everything at once, leases and answers included.
 #[tokio::test(start_paused = true)]
-async fn other_everything_at_once() {
+async fn pitfall_004_other_everything_at_once() {
     let storm = Weather {
         waits: 10,
         fails: 15,
@@ -809,7 +810,7 @@ async fn other_everything_at_once() {
 
 /// In real time on several threads: pools come and go, groups go back, and messages are refused, while others are just being taken in.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn other_everything_at_once_on_threads() {
+async fn pitfall_004_other_everything_at_once_on_threads() {
     let back = Some(Exhausted::GiveBack(millis(20)));
     let storm =
         Weather { fails: 30, settles: 10, changes: 60, tight: true, exhausted: back, ..Weather::default() };
@@ -821,7 +822,7 @@ async fn other_everything_at_once_on_threads() {
 
 /// "Rate-wait churn": a group that waits for its rate is looked at when its time comes, and not before.
 #[tokio::test(start_paused = true)]
-async fn other_waiting_for_a_rate_costs_little() {
+async fn pitfall_004_other_waiting_for_a_rate_costs_little() {
     let pool = PoolSettings { group_rate_per_second: Some(1.0), ..roomy() };
     let rig = Rig::new(pool, takes(millis(1)));
     rig.publish("a", 20).await;
@@ -832,12 +833,63 @@ async fn other_waiting_for_a_rate_costs_little() {
     rig.verify(&[("a", 20)]);
 }
 
+/// "A stats read spends a token": whoever looks, and however often, takes nothing of a rate.
+#[tokio::test(start_paused = true)]
+async fn pitfall_004_other_who_looks_takes_no_token() {
+    let rates = (Some(10.0), Some(5.0));
+    let pool = PoolSettings { rate_per_second: rates.0, group_rate_per_second: rates.1, ..roomy() };
+    let rig = Rig::new(pool, takes(millis(1)));
+    for group in 0..20 {
+        rig.publish(&format!("g{group}"), 1).await;
+    }
+    let begin = Instant::now();
+    rig.read();
+    while rig.log.all_done() < 20 {
+        let router = &rig.router;
+        let groups = router.groups(DEFAULT_POOL, 100).unwrap();
+        for group in 0..20 {
+            router.explain(DEFAULT_POOL, &format!("g{group}")).unwrap();
+            router.notes(DEFAULT_POOL, &format!("g{group}")).unwrap();
+        }
+        assert!(groups.len() <= router.pools()[0].held);
+        tokio::time::sleep(millis(5)).await; // paced: twenty looks for each token, in virtual time
+    }
+    let took = begin.elapsed();
+    assert!((millis(1_850)..=millis(1_950)).contains(&took), "20 calls at 10 per second took {took:?}");
+}
+
+/// "256,000 parked goroutines", "detached tasks leaked": a group that waits is plain data, and of a router that has ended no task is left.
+#[tokio::test(start_paused = true)]
+async fn pitfall_004_other_groups_that_wait_have_no_tasks_and_an_end_leaves_none() {
+    const GROUPS: usize = 5_000;
+    let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    let before = tasks();
+    let rig = Rig::new(roomy(), script(|_| std::future::ready(wait(MINUTE * 60))));
+    let one_of_each: Vec<_> =
+        (0..GROUPS).map(|group| Publication::of(&rig::message(&format!("g{group}"), 0, ""))).collect();
+    rig.queue.publish_many(one_of_each, None).await.unwrap();
+    rig.read();
+    let told = |rig: &Rig| rig.log.count(|event| matches!(event.what, What::Ended(_)));
+    rig.until("all have been told to wait", |rig| told(rig) == GROUPS).await;
+    assert_eq!(rig.router.held(), GROUPS);
+    let (waiting, slots) = (tasks() - before, roomy().concurrency);
+    assert!(waiting < slots + 20, "{waiting} tasks for {slots} slots and {GROUPS} groups");
+    let report = rig.router.shutdown(millis(1)).await;
+    assert_eq!((report.given_back, report.settled), (GROUPS, true));
+    drop(rig);
+    let deadline = Instant::now() + MINUTE;
+    while tasks() > before {
+        assert!(Instant::now() < deadline, "{} tasks are left", tasks() - before);
+        tokio::time::sleep(millis(1)).await; // paced: those that were told to end do so, in virtual time
+    }
+}
+
 /// "A poison row aborted a batch": among a hundred good ones, one that cannot be read.
 #[tokio::test(start_paused = true)]
-async fn other_one_bad_message_does_not_hold_up_its_batch() {
+async fn pitfall_004_other_one_bad_message_does_not_hold_up_its_batch() {
     let rig = Rig::new(roomy(), takes(millis(1)));
     rig.publish("a", 50).await;
-    let bad = laneway_router::source::embedded::Publication::new(b"\xff\xfe").group("a");
+    let bad = Publication::new(b"\xff\xfe").group("a");
     rig.queue.publish(bad).await.unwrap();
     rig.publish("a", 50).await;
     rig.read();
@@ -848,7 +900,7 @@ async fn other_one_bad_message_does_not_hold_up_its_batch() {
 
 /// "Shutdown aborted in-flight calls": they come back, and their successors go back.
 #[tokio::test(start_paused = true)]
-async fn other_a_shutdown_lets_calls_come_back() {
+async fn pitfall_004_other_a_shutdown_lets_calls_come_back() {
     let rig = Rig::new(roomy(), takes(Duration::from_secs(8)));
     rig.publish("a", 3).await;
     rig.read();
@@ -861,7 +913,7 @@ async fn other_a_shutdown_lets_calls_come_back() {
 
 /// "Force-nack looks up the wrong key": an operator's skip reaches the head of that group in that pool, and settles it as a dead letter.
 #[tokio::test(start_paused = true)]
-async fn other_an_operators_skip_reaches_the_right_message() {
+async fn pitfall_004_other_an_operators_skip_reaches_the_right_message() {
     let rig = Rig::new(roomy(), takes(millis(1)));
     rig.router.pause_pool(DEFAULT_POOL).unwrap();
     rig.publish("a", 2).await;
@@ -878,7 +930,7 @@ async fn other_an_operators_skip_reaches_the_right_message() {
 
 /// A settlement with an old receipt settles nothing of a newer handing-out: promised by every source, and relied on above.
 #[tokio::test(start_paused = true)]
-async fn other_an_old_receipt_settles_nothing() {
+async fn pitfall_004_other_an_old_receipt_settles_nothing() {
     let rig = Rig::new(roomy(), takes(millis(1)));
     rig.publish("a", 1).await;
     let (one, other) = (rig.store.queue("orders").unwrap(), rig.store.queue("orders").unwrap());

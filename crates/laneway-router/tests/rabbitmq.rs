@@ -188,7 +188,9 @@ async fn the_promises_of_order_are_kept_with_four_partitions() {
     tokio::join!(
         async { conformance::a_group_comes_in_order(&subject().await).await },
         async { conformance::groups_do_not_wait_for_each_other(&subject().await).await },
-        async { conformance::pitfall_3_giving_back_a_whole_group_keeps_its_order(&subject().await).await },
+        async {
+            conformance::pitfall_004_03_giving_back_a_whole_group_keeps_its_order(&subject().await).await
+        },
         async { conformance::two_consumers_never_hold_one_group(&subject().await).await },
         async { conformance::a_lease_that_runs_out_brings_the_message_again(&subject().await).await },
         async { conformance::a_dropped_claim_loses_nothing(&subject().await).await },

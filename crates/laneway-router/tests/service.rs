@@ -18,7 +18,7 @@ use laneway_router::config::{Config, Layering};
 use laneway_router::message::Message;
 use laneway_router::service::{Service, StartError};
 use laneway_router::source::broker::{Broker, Examination, Finding};
-use laneway_router::source::embedded::Publication;
+use laneway_router::source::embedded::{EmbeddedStore, Options as StoreOptions, Publication};
 use laneway_router::source::sink::{Sink, SinkError};
 use laneway_router::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
 use serde_json::{Value, json};
@@ -532,6 +532,41 @@ async fn a_group_larger_than_its_share_of_the_pool_goes_through_without_long_pau
     bench.shutdown().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_with_a_delay_comes_later_and_its_group_waits_with_it() {
+    let bench = Bench::new("").await;
+    let (url, mut calls) = recorder().await;
+    let (mut before, mut late, mut behind) =
+        (message("0", "a", &url), message("1", "a", &url), message("2", "a", &url));
+    let mut other = message("3", "b", &url);
+    for (number, message) in [&mut before, &mut late, &mut behind, &mut other].into_iter().enumerate() {
+        message["payload"] = json!({ "number": number });
+    }
+    late["delaySeconds"] = json!(1);
+    let began = std::time::Instant::now();
+    bench.post("/api/messages", json!([before, late, behind, other])).await.with(202);
+    let mut came = Vec::new();
+    for _ in 0..4 {
+        let (_, _, body) =
+            tokio::time::timeout(DEADLINE, calls.recv()).await.expect("a call in time").unwrap();
+        came.push((body["number"].as_u64().unwrap(), began.elapsed()));
+    }
+    let numbers: Vec<_> = came.iter().map(|(number, _)| *number).collect();
+    assert!(numbers[..2].contains(&0) && numbers[..2].contains(&3) && numbers[2..] == [1, 2], "{came:?}");
+    // The queue's clock has milliseconds.
+    assert!(came[2].1 >= Duration::from_millis(999), "{came:?}");
+
+    late["delaySeconds"] = json!(3_600);
+    bench.post("/api/messages", late.clone()).await.with(202);
+    let found = bench.get("/api/search?q=a").await;
+    let why = found["groups"][0]["why"].as_str().unwrap_or_default();
+    assert!(why.contains("is not due for"), "{found}");
+    late["delaySeconds"] = json!(604_801);
+    let detail = bench.post("/api/messages", late).await.problem(422);
+    assert_eq!(detail, "`delaySeconds` is 604801; at most 604800 (a week) are allowed");
+    bench.shutdown().await;
+}
+
 // ── every route, and its description ──────────────────────────────────────────────────────────────────────────────────
 
 /// Whether a value is as a schema says. Knows what `schemas.json` uses of JSON Schema.
@@ -1014,7 +1049,7 @@ async fn a_reload_applies_what_it_can_and_names_the_rest() {
 
 /// A reload that changes every pool stops no source: what is published between the reloads is delivered, and its leases are kept.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pitfall_16_a_reload_does_not_stop_the_sources() {
+async fn pitfall_004_16_a_reload_does_not_stop_the_sources() {
     let bench = Bench::new("laneway.pools.a.concurrency = 1").await;
     for round in 1..=10_u64 {
         let message = |pool: &str| json!({ "id": format!("{pool}-{round}"), "poolCode": pool, "messageGroupId": pool, "mediationTarget": bench.target("success") });
@@ -1040,7 +1075,7 @@ async fn pitfall_16_a_reload_does_not_stop_the_sources() {
 
 /// A pool that a reload drops goes although a group is parked in it, and one that is named again while it drains comes again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pitfall_06_a_pool_that_a_reload_drops_goes_and_can_come_again() {
+async fn pitfall_004_06_a_pool_that_a_reload_drops_goes_and_can_come_again() {
     let bench = Bench::new("laneway.pools.b { exhausted = park-group, attempts = 1 }").await;
     let to = |id: &str, group: &str, target: &str| json!({ "id": id, "poolCode": "b", "messageGroupId": group, "mediationTarget": bench.target(target) });
     bench.post("/api/messages", json!([to("1", "g", "client-error"), to("2", "g", "fast")])).await.with(202);
@@ -1486,6 +1521,34 @@ async fn metrics_are_well_formed_and_say_what_the_api_says() {
         assert!(buckets.count() > 10, "{name}");
     }
     drop(stream);
+    bench.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_queue_that_is_not_named_any_more_is_warned_about_with_what_is_in_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = EmbeddedStore::open(folder.path().join("queue.db"), StoreOptions::default()).unwrap();
+    let publications = || (0..3).map(|_| Publication::new("{}")).collect();
+    for queue in ["bulk", "default"] {
+        store.queue(queue).unwrap().publish_many(publications(), None).await.unwrap();
+    }
+    store.close().await;
+    std::fs::write(folder.path().join("laneway.conf"), "").unwrap();
+    let bench = Bench::at(folder).await;
+    let warnings = bench.get("/api/warnings").await;
+    let texts = warnings.as_array().unwrap().iter().map(|warning| warning["text"].as_str().unwrap());
+    let stranded: Vec<_> = texts.filter(|text| text.starts_with("nobody reads")).collect();
+    let words = "because laneway.queue.queues does not name it; messages that wait: 3, dead letters: 0, in quarantine: 0";
+    assert_eq!(stranded, [format!("nobody reads the queue \"bulk\", {words}")]);
+    let text = bench.call("GET", "/metrics", None).await.text;
+    let samples = parse(&text);
+    let of = samples.keys().filter(|name| name.starts_with("laneway_queue_stranded_messages"));
+    assert_eq!(of.collect::<Vec<_>>(), ["laneway_queue_stranded_messages{queue=\"bulk\"}"]);
+    assert_eq!(samples["laneway_queue_stranded_messages{queue=\"bulk\"}"], 3.0);
+    // Named again, it is read, and is stranded no longer.
+    bench.write("laneway.queue.queues = [default, bulk]");
+    bench.call("POST", "/api/config/reload", None).await.with(200);
+    assert_eq!(bench.service.stranded(), []);
     bench.shutdown().await;
 }
 

@@ -12,8 +12,10 @@ mod letters;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
+use clap::builder::PossibleValuesParser;
 use clap::value_parser;
 use indicatif::{ProgressBar, ProgressStyle};
+use laneway_router::message::DELAY_SECONDS_MAX;
 use serde_json::Value;
 
 use self::letters::{Letter, Letters};
@@ -34,6 +36,8 @@ const BATCH_BYTES: usize = 2 << 20;
   laneway send --group order-7 --target http://127.0.0.1:9000/orders --payload @order.json
   laneway send --group order-7 --count 20            twenty messages, to no target: a simulated one of 10 to 20 ms
   laneway send --target 'SIMULATED 500ms'            the same, slower
+  laneway send --group order-7 --delay 60            not before a minute has passed, and what comes later in the group waits with it
+  laneway send --target http://127.0.0.1:9000/orders --auth-token-file token.txt --header tenant=acme
   laneway send --from messages.jsonl                 whole messages, one JSON object per line
   generate | laneway send --from -                   the same from a pipe, in batches
   laneway send --to nats://127.0.0.1:4222/orders --group order-7    straight to a broker, without a service
@@ -57,23 +61,47 @@ pub(crate) struct Options {
     /// The id of the message, followed by its number if there are several; if not given, one of the idempotency key, or a random one
     #[arg(long, value_name = "ID")]
     id: Option<String>,
+    /// For how many seconds the queue keeps the message, and with it what is behind it in its group; a week at most
+    #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u32).range(..=i64::from(DELAY_SECONDS_MAX)))]
+    delay: Option<u32>,
+    /// Which groups go first when slots are scarce
+    #[arg(long, ignore_case = true, value_parser = PossibleValuesParser::new(["HIGH", "NORMAL", "LOW"]))]
+    priority: Option<String>,
+    /// What the failure of a message means for those behind it in its group
+    #[arg(long, value_name = "MODE", ignore_case = true, value_parser = PossibleValuesParser::new(["NEXT_ON_ERROR", "BLOCK_ON_ERROR", "IMMEDIATE"]))]
+    dispatch_mode: Option<String>,
+    /// Where the target's bearer token is: a file, or - for standard input, so that no list of processes shows it
+    #[arg(long, value_name = "FILE|-")]
+    auth_token_file: Option<String>,
+    /// A further header for the target; as often as there are some
+    #[arg(long = "header", value_name = "NAME=VALUE", value_parser = header)]
+    headers: Vec<(String, String)>,
+    /// A second message with the same one is not taken, within the window of the queue; followed by its number if there are several
+    #[arg(long, value_name = "ID")]
+    deduplication_id: Option<String>,
     /// How many messages
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u64).range(1..=10_000_000))]
     count: u64,
     /// Read whole messages from a file, or - for standard input, one JSON object per line
-    #[arg(long, value_name = "FILE|-", conflicts_with_all = ["group", "pool", "target", "payload", "id", "count"])]
+    #[arg(long, value_name = "FILE|-", conflicts_with_all = ["group", "pool", "target", "payload", "id", "delay", "priority",
+        "dispatch_mode", "auth_token_file", "headers", "deduplication_id", "count"])]
     from: Option<String>,
     /// The queue that they go into; need not be said where there is only one
     #[arg(long, value_name = "NAME")]
     queue: Option<String>,
     /// Publish to this broker instead of a service: what the URLs of each kind look like is in docs/guide/brokers.md
-    #[arg(long, value_name = "URL", conflicts_with_all = ["queue", "idempotency_key"])]
+    #[arg(long, value_name = "URL", conflicts_with_all = ["queue", "idempotency_key", "delay"])]
     to: Option<String>,
     /// With the same key the same messages are taken once, however often they are sent
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
     #[command(flatten)]
     service: Service,
+}
+
+fn header(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or("there is no = in it; tenant=acme would be right")?;
+    Ok((name.to_owned(), value.to_owned()))
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {

@@ -55,7 +55,8 @@ pub(crate) struct Options {
     /// Decides the groups and the times of the demonstration
     #[arg(long, value_name = "N", default_value_t = 1, requires = "demo")]
     seed: u64,
-    /// Print one JSON object for each line of the demonstration, and for what listens where
+    /// Print one JSON object for what listens where, for each second of the drain, for what came of it, and for each line of the
+    /// demonstration
     #[arg(long)]
     json: bool,
 }
@@ -99,7 +100,7 @@ async fn serve(options: &Options, config: Config) -> Result<(), Failure> {
     interrupted.notified().await;
     // As it is now: a reload may have changed it.
     let limit = service.config().drain;
-    drain::drain(service, limit).await
+    drain::drain(service, limit, options.json).await
 }
 
 /// Lets what the service notes be written to standard error, as far as the configuration wants it.

@@ -1,5 +1,7 @@
 //! The verbs that speak to a service, against a real one: what they do, what they print, and how they fail.
 
+use std::io::Read;
+
 use crate::running::{Running, run};
 use serde_json::{Value, json};
 
@@ -33,6 +35,84 @@ fn payloads_come_from_files_and_pipes_and_must_be_json() {
     assert_eq!(answer.code, 2, "{}", answer.stderr);
     assert!(answer.stderr.contains("is not JSON"), "{}", answer.stderr);
     assert_eq!(service.ask(&["send", "--payload", "@no-such-file"]).code, 1);
+}
+
+#[test]
+fn everything_that_a_message_can_say_has_an_option() {
+    let service = Running::start(&[]);
+    let file = service.folder.path().join("token");
+    std::fs::write(&file, "hush-7\n").expect("written");
+    let file = file.display().to_string();
+    let refusing = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let target = format!("http://{}/", refusing.local_addr().expect("an address"));
+    let send = [
+        "send",
+        "--group",
+        "g",
+        "--id",
+        "m",
+        "--target",
+        &target,
+        "--auth-token-file",
+        &file,
+        "--header",
+        "tenant=a=b",
+        "--header",
+        "colour=",
+        "--priority",
+        "high",
+        "--dispatch-mode",
+        "block_on_error",
+        "--deduplication-id",
+        "d",
+        "--count",
+        "2",
+    ];
+    let accepted = service.tell(&send);
+    assert_eq!(accepted.len(), 2, "their ids are numbered, those of deduplication too: {accepted:?}");
+    let again = service.tell(&send);
+    assert!(again.iter().all(|message| message["duplicate"] == true), "{again:?}");
+    // What the target is asked.
+    let (mut call, _) = refusing.accept().expect("a call");
+    let mut asked = Vec::new();
+    while !asked.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        call.read_exact(&mut byte).expect("the head of a request");
+        asked.push(byte[0]);
+    }
+    let asked = String::from_utf8(asked).expect("text").to_lowercase();
+    for header in ["authorization: bearer hush-7", "tenant: a=b", "colour:", "webhook-id: m-1"] {
+        assert!(asked.contains(&format!("\r\n{header}")), "{header}: {asked}");
+    }
+    let empty = service.folder.path().join("empty");
+    std::fs::write(&empty, "\n").expect("written");
+    let empty = empty.display().to_string();
+    for wrong in [
+        ["--header", "tenant"],
+        ["--priority", "urgent"],
+        ["--delay", "604801"],
+        ["--auth-token-file", &empty],
+    ] {
+        let answer = service.ask(&[&["send"], &wrong[..]].concat());
+        assert_eq!(answer.code, 2, "{wrong:?}: {}", answer.stderr);
+    }
+    let twice = service.ask(&["send", "--header", "a=1", "--header", "a=2"]);
+    assert!(twice.code == 2 && twice.stderr.contains("two headers a"), "{}", twice.stderr);
+}
+
+#[test]
+fn what_is_sent_with_a_delay_waits_in_its_queue_with_its_group() {
+    let service = Running::start(&[]);
+    service.tell(&["send", "--group", "late", "--delay", "3600"]);
+    service.tell(&["send", "--group", "late"]);
+    service.tell(&["send", "--group", "now"]);
+    service.delivered("DEFAULT-POOL", 1);
+    let why = service.tell(&["explain", "late"]);
+    let told = why[0]["explanation"].as_str().unwrap_or_default();
+    assert!(told.contains("is not due for"), "{why:?}");
+    let to = ["send", "--to", "nats://127.0.0.1:1/orders"];
+    let answer = run(&[&to[..], &["--delay", "1"]].concat());
+    assert!(answer.code == 2 && answer.stderr.contains("--delay"), "{}", answer.stderr);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! has its exit code.
 
 use crate::running::{Running, laneway, run};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 fn number(value: &Value, field: &str) -> u64 {
     value[field].as_u64().unwrap_or_else(|| panic!("{field} in {value}"))
@@ -100,6 +100,11 @@ fn a_call_that_has_not_come_back_is_not_nothing() {
     let told = service.stderr.rest().join("\n");
     let words = "stopped: 2 messages went back to the queue, in order; 1 message was with its target";
     assert!(told.contains(words), "{told}");
+    let lines: Vec<_> = service.stdout.rest().iter().map(|line| parsed(line)).collect();
+    let account = json!({
+        "event": "stopped", "settled": true, "givenBack": 2, "stillRunning": 1, "ingressLost": 0, "connectionsCut": 0,
+    });
+    assert_eq!(lines.last(), Some(&account), "{lines:?}");
 }
 
 #[test]
@@ -110,6 +115,8 @@ fn a_second_ctrl_c_stops_at_once() {
     service.until(&["explain", "g"], |views| views[0]["state"] == "running");
     service.interrupt();
     service.stderr.find("countdown", |line| line.starts_with("draining: 1 message left"));
+    let told = parsed(&service.stdout.find("countdown", |line| line.contains("\"draining\"")));
+    assert!(told["held"] == 1 && number(&told, "secondsLeft") > 3_000, "{told}");
     service.interrupt();
     assert_eq!(service.code(), Some(130));
 }

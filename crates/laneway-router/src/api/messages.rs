@@ -222,6 +222,7 @@ async fn seed(
             priority: Default::default(),
             dispatch_mode: Default::default(),
             deduplication_id: None,
+            delay_seconds: None,
         };
         message.check().map_err(|error| Problem::unprocessable(error.to_string()))?;
         service.mediators().check(&message).map_err(|error| Problem::unprocessable(error.to_string()))?;

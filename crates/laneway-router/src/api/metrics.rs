@@ -593,6 +593,15 @@ fn about_queues(text: &mut Text, service: &Service) {
         let vanished = service.queue(&queue).map_or(0, |queue| queue.vanished());
         text.sample(name, &[("queue", &queue)], vanished);
     }
+    let name = "laneway_queue_stranded_messages";
+    text.family(
+        name,
+        "gauge",
+        "Messages that wait in queues of the file that the configuration does not name.",
+    );
+    for stranded in service.stranded() {
+        text.sample(name, &[("queue", &stranded.queue)], stranded.depth.waiting);
+    }
 }
 
 // ── mediators ─────────────────────────────────────────────────────────────────────────────────────────────────────────

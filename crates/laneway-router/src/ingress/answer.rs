@@ -56,11 +56,13 @@ pub enum Rejection {
     Held,
     /// There are too many connections. This one is closed.
     Connections,
+    /// The connection began with a request of HTTP. It is closed.
+    Http,
 }
 
 impl Rejection {
     /// All of them, in the order of their index in counters.
-    pub const ALL: [Rejection; 12] = [
+    pub const ALL: [Rejection; 13] = [
         Rejection::Busy,
         Rejection::Closed,
         Rejection::Malformed,
@@ -73,6 +75,7 @@ impl Rejection {
         Rejection::Idle,
         Rejection::Held,
         Rejection::Connections,
+        Rejection::Http,
     ];
 
     /// As it stands in an answer.
@@ -90,6 +93,7 @@ impl Rejection {
             Rejection::Idle => "IDLE",
             Rejection::Held => "HELD",
             Rejection::Connections => "CONNECTIONS",
+            Rejection::Http => "HTTP",
         }
     }
 }

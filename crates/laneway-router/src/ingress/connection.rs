@@ -5,8 +5,8 @@
 //!
 //! # How it ends
 //!
-//! 1. The reader ends: at the end of the input, at a broken rule (a slow line, an idle client), or because the ingress closes. It never ends between a line and
-//!    its answer.
+//! 1. The reader ends: at the end of the input, at a broken rule (a slow line, an idle client, a request of HTTP), or because the ingress closes. It never ends
+//!    between a line and its answer.
 //! 2. The writer goes on until everything that is owed is written, completions included, and ends.
 //! 3. The sending side is closed. If the client has not closed its own, we read on for a moment and throw away what comes: closing a socket with unread
 //!    input makes the kernel drop the answers that are still on their way.
@@ -328,7 +328,12 @@ impl<'a> Reader<'a> {
         loop {
             let (parsed, bytes) = match self.frames.next() {
                 None => break,
-                Some(Frame::TooLong) => (Err(too_long(self.desk.settings.line_bytes_max)), 0),
+                Some(Frame::Line(line) | Frame::TooLong(line)) if self.number == 0 && is_http(line) => {
+                    let detail = "this is not HTTP: a line is a task, as JSON";
+                    self.reject_connection(Rejection::Http, detail).await;
+                    return Err(End::HungUp);
+                }
+                Some(Frame::TooLong(_)) => (Err(too_long(self.desk.settings.line_bytes_max)), 0),
                 Some(Frame::Line(line)) if line.trim_ascii().is_empty() => {
                     Counters::add(&self.desk.counters.blank_lines);
                     self.number += 1;
@@ -443,6 +448,13 @@ impl<'a> Reader<'a> {
             self.reject(rejection, "", detail);
         }
     }
+}
+
+/// Whether the first line of a connection begins as a request of HTTP does: with a method, as no task. A page in a browser, of whatever origin, can make one to every
+/// port that its user can reach, and what it says in the body would come to us as lines. A path can be as long as the page likes, so the end of the line says nothing.
+fn is_http(line: &[u8]) -> bool {
+    let method = line.split(|byte| *byte == b' ').next().unwrap_or_default();
+    (1..line.len()).contains(&method.len()) && method.iter().all(u8::is_ascii_uppercase)
 }
 
 fn too_long(limit: usize) -> BadLine {

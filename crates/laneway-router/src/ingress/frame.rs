@@ -22,8 +22,8 @@ pub struct Frames {
 pub enum Frame<'a> {
     /// A line, without its newline (and without a carriage return before it).
     Line(&'a [u8]),
-    /// A line that is longer than the limit. Told as soon as it is known; its bytes are not kept.
-    TooLong,
+    /// A line that is longer than the limit, with as much of it as the limit allows. Told as soon as it is known; its bytes are not kept.
+    TooLong(&'a [u8]),
 }
 
 /// What is left when there is no whole line.
@@ -67,7 +67,10 @@ impl Frames {
             let unseen = &self.buffer[self.scanned..];
             let Some(distance) = unseen.iter().position(|byte| *byte == b'\n') else {
                 self.scanned = self.buffer.len();
-                return self.too_long_already().then_some(Frame::TooLong);
+                let from = self.start;
+                return self
+                    .too_long_already()
+                    .then(|| Frame::TooLong(&self.buffer[from..from + self.limit]));
             };
             let (from, to) = (self.start, self.scanned + distance);
             (self.start, self.scanned) = (to + 1, to + 1);
@@ -75,7 +78,7 @@ impl Frames {
                 continue;
             }
             if to - from > self.limit {
-                return Some(Frame::TooLong);
+                return Some(Frame::TooLong(&self.buffer[from..from + self.limit]));
             }
             let line = &self.buffer[from..to];
             return Some(Frame::Line(line.strip_suffix(b"\r").unwrap_or(line)));
@@ -116,7 +119,7 @@ mod tests {
         while let Some(frame) = frames.next() {
             seen.push(match frame {
                 Frame::Line(line) => String::from_utf8(line.to_vec()).unwrap(),
-                Frame::TooLong => "(too long)".to_owned(),
+                Frame::TooLong(beginning) => format!("{}…", String::from_utf8_lossy(beginning)),
             });
         }
         seen
@@ -132,7 +135,7 @@ mod tests {
                 frames.push(piece);
                 seen.extend(all(&mut frames));
             }
-            assert_eq!(seen, ["one", "", "two", "(too long)", "three"], "cut at {cut}");
+            assert_eq!(seen, ["one", "", "two", "thirteen…", "three"], "cut at {cut}");
             assert_eq!(frames.rest(), Rest::Unanswered);
         }
     }
@@ -141,10 +144,10 @@ mod tests {
     fn a_line_of_exactly_the_limit_is_a_line() {
         let mut frames = Frames::new(4);
         frames.push(b"1234\n12345\n1234");
-        assert_eq!(all(&mut frames), ["1234", "(too long)"]);
+        assert_eq!(all(&mut frames), ["1234", "1234…"]);
         assert_eq!(frames.rest(), Rest::Unanswered, "four bytes may still become a line");
         frames.push(b"5");
-        assert_eq!(all(&mut frames), ["(too long)"], "told once, before its end");
+        assert_eq!(all(&mut frames), ["1234…"], "told once, before its end");
         assert_eq!(frames.rest(), Rest::Answered);
         frames.push(b"678");
         assert_eq!(all(&mut frames), Vec::<String>::new());

@@ -183,6 +183,7 @@ impl Fields {
             priority: self.priority,
             dispatch_mode: DispatchMode::default(),
             deduplication_id: None,
+            delay_seconds: None,
         };
         message.check().map_err(|problem| problem.to_string())?;
         Ok(Line { message, family, notify: self.notify, strict: self.strict })

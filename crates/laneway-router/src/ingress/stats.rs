@@ -74,7 +74,7 @@ pub struct Stats {
     pub blank_lines: u64,
     /// Lines that became tasks.
     pub accepted: u64,
-    /// Refusals by code. Those that are about a connection and not about a line are `SLOW`, `IDLE`, `HELD` and `CONNECTIONS`.
+    /// Refusals by code. Those that are about a connection and not about a line are `SLOW`, `IDLE`, `HELD`, `CONNECTIONS` and `HTTP`.
     pub rejections: BTreeMap<&'static str, u64>,
     /// Completions that were put into the answers of a client that was there.
     pub completions_answered: u64,

@@ -155,7 +155,7 @@ impl Mediators {
             MediationType::Http => self.http.check(&message.mediation_target),
             MediationType::Simulated => self.simulated.check(&message.mediation_target),
             MediationType::Sink if self.sinks.has(&message.mediation_target) => Ok(()),
-            MediationType::Sink => Err(BadTarget::NoSink(message.mediation_target.clone())),
+            MediationType::Sink => Err(BadTarget::NoSink(target::beginning(&message.mediation_target))),
         }
     }
 

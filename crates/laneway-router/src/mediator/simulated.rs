@@ -15,6 +15,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
+use super::target::beginning;
 use super::{BadTarget, Call, NO_SEQUENCE, Verdict};
 
 /// Nothing is simulated for longer.
@@ -95,6 +96,7 @@ impl Plan {
                 None => parse_range(word).map(|(from, to)| (plan.shortest, plan.longest) = (from, to)),
             };
             understood.ok_or_else(|| {
+                let word = beginning(word);
                 format!("`{word}` is neither a duration such as 15ms, nor a range such as 10ms..20ms, nor fail=0.1")
             })?;
         }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::headers;
+use super::target::beginning;
 use super::{Call, NO_SEQUENCE, Verdict};
 use crate::source::sink::{Outgoing, Published, Sink, SinkError};
 
@@ -57,7 +58,8 @@ impl Sinks {
     pub async fn mediate(&self, call: Call<'_>) -> Verdict {
         let target = &call.message.mediation_target;
         let Some(sink) = self.all.get(target.as_str()) else {
-            return Verdict::Final { reason: format!("there is no sink {target:?} (laneway.sinks)") };
+            let shown = beginning(target);
+            return Verdict::Final { reason: format!("there is no sink {shown:?} (laneway.sinks)") };
         };
         // As `http.rs` does: a message from a source had nobody to tell its publisher. What is no name or no value of a header harms more than one kind of broker.
         for (name, value) in &call.message.headers {

@@ -24,7 +24,7 @@ pub enum BadTarget {
     /// Not a URL at all.
     #[error("`{text}` is not a URL: {problem}")]
     NotAUrl {
-        /// The beginning of it.
+        /// The beginning of it, without secrets, as in all of these.
         text: String,
         /// What the parser said.
         problem: String,
@@ -36,7 +36,7 @@ pub enum BadTarget {
     #[error("the URL has a user name in front of its host; use authToken instead")]
     Credentials,
     /// A port that is none.
-    #[error("`{0}` does not end with a port between 0 and 65535")]
+    #[error("what is behind `{0}:` is not a port between 0 and 65535")]
     Port(String),
     /// Not on the list.
     #[error("`{0}` is not on the list of allowed targets")]
@@ -64,14 +64,24 @@ pub(super) fn parse(text: &str) -> Result<Uri, BadTarget> {
     }
     // The parser leaves a port that is too large, or empty, to whoever asks for it; the client would silently take the default.
     if uri.port().is_none() && uri.host() != Some(authority) {
-        return Err(BadTarget::Port(beginning(authority)));
+        // What is behind the colon may be a password, with a slash or the like in it that has ended it too early.
+        return Err(BadTarget::Port(beginning(uri.host().unwrap_or_default())));
     }
     Ok(uri)
 }
 
-/// Enough of a foreign text to recognise it.
-fn beginning(text: &str) -> String {
-    text.chars().take(100).map(|c| if c.is_control() { ' ' } else { c }).collect()
+/// Enough of a foreign text to recognise it, in reasons that are logged, kept and shown. It is not what it should be, so nobody can say where a name and a password in it
+/// end: if it may have them, nothing is quoted but the scheme.
+pub(super) fn beginning(text: &str) -> String {
+    let place = text.split(['?', '#']).next().unwrap_or_default();
+    let place = match text.split_once('@') {
+        None => place.to_owned(),
+        Some((before, _)) => match before.split_once("://") {
+            Some((scheme, _)) => format!("{scheme}://…"),
+            None => "…".to_owned(),
+        },
+    };
+    place.chars().take(100).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 impl Scope {
@@ -246,6 +256,23 @@ mod tests {
             assert!(!error.contains("secret"));
         }
         assert!(parse(&format!("http://a/{}", "x".repeat(100_000))).unwrap_err().to_string().len() < 250);
+    }
+
+    #[test]
+    fn what_is_quoted_of_a_bad_target_has_no_secrets() {
+        for (bad, shown) in [
+            ("htps://me:hush@h/?token=hush", "`htps://…` does not begin with"),
+            ("htps://h/a?token=hush#hush", "`htps://h/a` does not begin with"),
+            ("http://me:hu sh@h/", "`http://…` is not a URL"),
+            ("http://h /a?token=hush", "`http://h /a` is not a URL"),
+            ("me:hush@h/a", "`…` is not a URL"),
+            ("http:///me:hush@h/", "`http://…` is not a URL"),
+            ("http://me:hush/hush@h/", "behind `me:` is not a port"),
+            ("http://me:hush?hush@h/", "behind `me:` is not a port"),
+        ] {
+            let error = parse(bad).expect_err(bad).to_string();
+            assert!(error.contains(shown) && !error.contains("hu"), "{bad}: {error}");
+        }
     }
 
     #[test]

@@ -93,15 +93,15 @@ macro_rules! source_conformance {
         $crate::source_conformance! { $($then)*;
             a_group_comes_in_order,
             groups_do_not_wait_for_each_other,
-            pitfall_5_a_delayed_head_blocks_its_successors,
+            pitfall_004_05_a_delayed_head_blocks_its_successors,
             a_message_given_back_with_a_delay_keeps_its_group_waiting,
-            pitfall_3_giving_back_a_whole_group_keeps_its_order,
+            pitfall_004_03_giving_back_a_whole_group_keeps_its_order,
             two_consumers_never_hold_one_group,
             a_lease_that_runs_out_brings_the_message_again,
-            pitfall_22_a_stale_receipt_settles_nothing,
+            pitfall_004_22_a_stale_receipt_settles_nothing,
             an_extended_lease_holds,
             settle_many_answers_in_order,
-            pitfall_21_what_is_settled_never_comes_again,
+            pitfall_004_21_what_is_settled_never_comes_again,
             a_dead_letter_is_kept_and_comes_back_when_redriven,
             what_cannot_be_read_is_kept_in_quarantine,
             a_dropped_claim_loses_nothing,
@@ -253,7 +253,7 @@ pub async fn groups_do_not_wait_for_each_other(subject: &dyn Subject) {
 }
 
 /// A message that was published with a delay keeps its group, and no other, waiting.
-pub async fn pitfall_5_a_delayed_head_blocks_its_successors(subject: &dyn Subject) {
+pub async fn pitfall_004_05_a_delayed_head_blocks_its_successors(subject: &dyn Subject) {
     let abilities = subject.abilities();
     if !subject.publishes_with_delay() {
         return eprintln!("not looked at: nothing can be published with a delay");
@@ -286,7 +286,7 @@ pub async fn a_message_given_back_with_a_delay_keeps_its_group_waiting(subject: 
 }
 
 /// Whatever is held of a group can be given back, in any order, and comes again in order, before the rest of the group.
-pub async fn pitfall_3_giving_back_a_whole_group_keeps_its_order(subject: &dyn Subject) {
+pub async fn pitfall_004_03_giving_back_a_whole_group_keeps_its_order(subject: &dyn Subject) {
     let reader = Reader::of(subject).await;
     subject.publish((0..6).map(|number| sample("a", number)).collect()).await;
     let held = reader.claim(3).await;
@@ -333,7 +333,7 @@ pub async fn a_lease_that_runs_out_brings_the_message_again(subject: &dyn Subjec
 }
 
 /// The receipt of an older handing-out does nothing to the newer one.
-pub async fn pitfall_22_a_stale_receipt_settles_nothing(subject: &dyn Subject) {
+pub async fn pitfall_004_22_a_stale_receipt_settles_nothing(subject: &dyn Subject) {
     let (late, reader) = (Reader::of(subject).await, Reader::of(subject).await);
     subject.publish(vec![sample("a", 0)]).await;
     let old = late.claim_shortly(1).await;
@@ -385,7 +385,7 @@ pub async fn settle_many_answers_in_order(subject: &dyn Subject) {
 }
 
 /// What is settled stays settled when its lease would have run out.
-pub async fn pitfall_21_what_is_settled_never_comes_again(subject: &dyn Subject) {
+pub async fn pitfall_004_21_what_is_settled_never_comes_again(subject: &dyn Subject) {
     let reader = Reader::of(subject).await;
     let lease = subject.abilities().lease;
     subject.publish((0..4).map(|group| sample(&format!("g{group}"), group)).collect()).await;

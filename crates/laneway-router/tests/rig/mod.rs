@@ -454,6 +454,7 @@ pub(crate) fn message(group: &str, number: u64, pool: &str) -> Message {
         priority: Priority::Normal,
         dispatch_mode: DispatchMode::NextOnError,
         deduplication_id: None,
+        delay_seconds: None,
     }
 }
 

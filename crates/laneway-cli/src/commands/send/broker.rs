@@ -63,10 +63,12 @@ async fn publish(sink: &dyn Sink, batch: &[Letter], tally: &mut (u64, u64)) -> R
 }
 
 fn outgoing(letter: &Letter) -> Result<Outgoing, Failure> {
-    let message = Message::parse(letter.json.as_bytes()).map_err(|error| {
-        let place = letter.line.map(|line| format!("line {line}: ")).unwrap_or_default();
-        Failure::Refused(format!("{place}{error}"))
-    })?;
+    let place = letter.line.map(|line| format!("line {line}: ")).unwrap_or_default();
+    let refused = |why: &str| Failure::Refused(format!("{place}{why}"));
+    let message = Message::parse(letter.json.as_bytes()).map_err(|error| refused(&error.to_string()))?;
+    if message.delay_seconds.is_some() {
+        return Err(refused("`delaySeconds` is heeded by the queue of a service, and by no broker"));
+    }
     let group = message.group().map(Into::into);
     let Message { id, deduplication_id, .. } = message;
     Ok(Outgoing {

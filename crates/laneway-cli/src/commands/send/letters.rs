@@ -30,8 +30,18 @@ pub(super) struct Letters {
 }
 
 enum From {
-    Options { message: Map<String, Value>, payload: Option<Box<RawValue>>, id: String, next: u64, count: u64 },
-    Lines { reader: Box<dyn BufRead>, line: u64 },
+    Options {
+        message: Map<String, Value>,
+        payload: Option<Box<RawValue>>,
+        /// What each message has for itself, its number behind it if there are several.
+        own: Vec<(&'static str, String)>,
+        next: u64,
+        count: u64,
+    },
+    Lines {
+        reader: Box<dyn BufRead>,
+        line: u64,
+    },
 }
 
 impl Letters {
@@ -58,14 +68,11 @@ impl Letters {
         // With the same key the same messages, ids included: others would be refused.
         let id =
             options.id.clone().or_else(|| options.idempotency_key.as_ref().map(|key| format!("cli-{key}")));
-        let from = From::Options {
-            message: message(options),
-            payload,
-            id: id.unwrap_or_else(random),
-            next: 1,
-            count: options.count,
-        };
-        Ok(Letters { from, total: Some(options.count) })
+        let mut own = vec![("id", id.unwrap_or_else(random))];
+        own.extend(options.deduplication_id.clone().map(|id| ("deduplicationId", id)));
+        let (message, count) = (message(options)?, options.count);
+        let from = From::Options { message, payload, own, next: 1, count };
+        Ok(Letters { from, total: Some(count) })
     }
 }
 
@@ -75,18 +82,22 @@ impl Iterator for Letters {
     fn next(&mut self) -> Option<Self::Item> {
         match &mut self.from {
             From::Options { next, count, .. } if *next > *count => None,
-            From::Options { message, payload, id, next, count } => {
-                let id = if *count == 1 { id.clone() } else { format!("{id}-{next}") };
+            From::Options { message, payload, own, next, count } => {
+                let mut message = message.clone();
+                for (field, text) in own {
+                    let text = if *count == 1 { text.clone() } else { format!("{text}-{next}") };
+                    message.insert((*field).to_owned(), json!(text));
+                }
                 *next += 1;
-                Some(Ok(Letter { json: written(message, payload.as_deref(), &id), line: None, progress: 1 }))
+                Some(Ok(Letter { json: written(message, payload.as_deref()), line: None, progress: 1 }))
             }
             From::Lines { reader, line } => next_line(reader.as_mut(), line).transpose(),
         }
     }
 }
 
-/// A message but for its id and its payload.
-fn message(options: &Options) -> Map<String, Value> {
+/// A message but for what is its own, and its payload.
+fn message(options: &Options) -> Result<Map<String, Value>, Failure> {
     let mut message = Map::new();
     message.insert("poolCode".to_owned(), json!(options.pool));
     let simulated =
@@ -97,16 +108,43 @@ fn message(options: &Options) -> Map<String, Value> {
     };
     message.insert("mediationType".to_owned(), json!(kind));
     message.insert("mediationTarget".to_owned(), json!(target));
-    if let Some(group) = &options.group {
-        message.insert("messageGroupId".to_owned(), json!(group));
+    let token = options.auth_token_file.as_deref().map(token).transpose()?;
+    let upper = |word: &Option<String>| word.as_ref().map(|word| json!(word.to_uppercase()));
+    let more = [
+        ("messageGroupId", options.group.as_ref().map(|group| json!(group))),
+        ("delaySeconds", options.delay.map(|seconds| json!(seconds))),
+        ("priority", upper(&options.priority)),
+        ("dispatchMode", upper(&options.dispatch_mode)),
+        ("authToken", token.map(|token| json!(token))),
+        ("headers", headers(&options.headers)?),
+    ];
+    message.extend(more.into_iter().filter_map(|(field, value)| Some((field.to_owned(), value?))));
+    Ok(message)
+}
+
+fn headers(headers: &[(String, String)]) -> Result<Option<Value>, Failure> {
+    let mut all = Map::new();
+    for (name, value) in headers {
+        if all.insert(name.clone(), json!(value)).is_some() {
+            return Err(Failure::Usage(format!(
+                "there are two headers {name}, and a message has one of a name"
+            )));
+        }
     }
-    message
+    Ok(Some(Value::Object(all)).filter(|_| !headers.is_empty()))
+}
+
+/// A token without the end of its line.
+fn token(place: &str) -> Result<String, Failure> {
+    let text = text_of(place)?;
+    match text.trim() {
+        "" => Err(Failure::Usage(format!("there is no token in {place}"))),
+        token => Ok(token.to_owned()),
+    }
 }
 
 /// The payload goes in byte by byte as it was given.
-fn written(message: &Map<String, Value>, payload: Option<&RawValue>, id: &str) -> String {
-    let mut message = message.clone();
-    message.insert("id".to_owned(), json!(id));
+fn written(message: Map<String, Value>, payload: Option<&RawValue>) -> String {
     let mut text = Value::Object(message).to_string();
     if let Some(payload) = payload {
         text.pop();
@@ -120,16 +158,22 @@ fn written(message: &Map<String, Value>, payload: Option<&RawValue>, id: &str) -
 /// JSON, from where the option says.
 fn payload(option: &str) -> Result<Box<RawValue>, Failure> {
     let text = match option.strip_prefix('@') {
-        Some(path) => {
-            let file = File::open(path).with_context(|| format!("cannot open {path}"))?;
-            whole(file).with_context(|| format!("cannot read {path}"))?
-        }
-        None if option == "-" => whole(io::stdin()).context("cannot read standard input")?,
+        Some(path) => text_of(path)?,
+        None if option == "-" => text_of(option)?,
         None => option.to_owned(),
     };
     let shown = if option.len() > 60 { "the payload" } else { option };
     let not_json = |error| Failure::Usage(format!("{shown} is not JSON: {error}"));
     serde_json::from_str(text.trim()).map_err(not_json)
+}
+
+/// What is in a file, or comes from standard input.
+fn text_of(place: &str) -> Result<String, Failure> {
+    if place == "-" {
+        return Ok(whole(io::stdin()).context("cannot read standard input")?);
+    }
+    let file = File::open(place).with_context(|| format!("cannot open {place}"))?;
+    Ok(whole(file).with_context(|| format!("cannot read {place}"))?)
 }
 
 /// All of it, if it is not longer than any message may be.
@@ -215,7 +259,8 @@ mod tests {
     #[test]
     fn a_payload_is_sent_byte_by_byte() {
         let payload: Box<RawValue> = serde_json::from_str("{\"b\":  1.0, \"a\": 1e2}").expect("JSON");
-        let text = written(&Map::new(), Some(&payload), "m-1");
+        let message = Map::from_iter([("id".to_owned(), json!("m-1"))]);
+        let text = written(message, Some(&payload));
         assert_eq!(text, r#"{"id":"m-1","payload":{"b":  1.0, "a": 1e2}}"#);
     }
 }

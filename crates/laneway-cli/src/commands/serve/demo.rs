@@ -75,7 +75,7 @@ pub(super) async fn run(options: &Options) -> Result<(), Failure> {
     watched?;
     let Stage { witness, view, mut seen, .. } = stage;
     let router = service.router().clone();
-    drain::drain(service, DRAIN).await?;
+    drain::drain(service, DRAIN, options.json).await?;
     judge(&mut witness.lock(), &targets, &router.pools(), &view, &mut seen)
 }
 

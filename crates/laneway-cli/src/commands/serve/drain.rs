@@ -1,22 +1,23 @@
-//! The end of `laneway serve`: drains with a countdown, and says what came of it.
+//! The end of `laneway serve`: drains with a countdown, and says what came of it. Programs read it from standard output, people beside it.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
 use laneway_router::service::Service;
+use serde_json::json;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::exit::Failure;
-use crate::table::count;
+use crate::table::{count, lines};
 
 /// How often the countdown is shown.
 const BEAT: Duration = Duration::from_millis(500);
 
 /// Ends a service within `limit`, and a moment for what is settled last.
-pub(super) async fn drain(service: Service, limit: Duration) -> Result<(), Failure> {
+pub(super) async fn drain(service: Service, limit: Duration, json: bool) -> Result<(), Failure> {
     service.close();
     let deadline = Instant::now() + limit;
-    let mut countdown = Countdown::default();
+    let mut countdown = Countdown { json, last: None };
     let ending = service.shutdown(limit);
     tokio::pin!(ending);
     let mut beat = tokio::time::interval(BEAT);
@@ -28,6 +29,13 @@ pub(super) async fn drain(service: Service, limit: Duration) -> Result<(), Failu
         }
     };
     countdown.end();
+    if json {
+        let router = &farewell.router;
+        let _ = lines(&[json!({
+            "event": "stopped", "settled": router.settled, "givenBack": router.given_back, "stillRunning": router.still_running,
+            "ingressLost": farewell.ingress_lost, "connectionsCut": farewell.connections_cut,
+        })]);
+    }
     if !farewell.router.settled {
         let words =
             "stopped, but the queue does not know what became of some messages; they will be delivered again";
@@ -66,8 +74,9 @@ fn last_words(given_back: u64, still_running: u64) -> String {
 }
 
 /// One line that changes on a terminal, a line per second elsewhere.
-#[derive(Default)]
 struct Countdown {
+    /// Whether there is an object per second for programs, too.
+    json: bool,
     /// The seconds that were shown last.
     last: Option<u64>,
 }
@@ -75,13 +84,17 @@ struct Countdown {
 impl Countdown {
     fn show(&mut self, held: usize, left: Duration) {
         let (terminal, seconds) = (io::stderr().is_terminal(), left.as_secs_f64().ceil() as u64);
-        if held == 0 || (!terminal && self.last == Some(seconds)) {
+        let is_next = self.last != Some(seconds);
+        if held == 0 || !(terminal || is_next) {
             return;
         }
         self.last = Some(seconds);
+        // Whoever does not listen any more does not keep the service from draining.
+        if self.json && is_next {
+            let _ = lines(&[json!({"event": "draining", "held": held, "secondsLeft": seconds})]);
+        }
         let line = format!("draining: {} left, {seconds} s left", count(held as u64, "message"));
         let mut err = io::stderr().lock();
-        // Whoever does not listen any more does not keep the service from draining.
         let _ = match terminal {
             true => write!(err, "\r\x1b[K{line}").and_then(|()| err.flush()),
             false => writeln!(err, "{line}"),

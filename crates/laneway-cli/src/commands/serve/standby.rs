@@ -46,7 +46,7 @@ pub(super) async fn serve(
             }
             () = interrupted.notified() => {
                 let limit = service.config().drain;
-                let drained = drain::drain(service, limit).await;
+                let drained = drain::drain(service, limit, options.json).await;
                 standby.end().await;
                 return drained;
             }

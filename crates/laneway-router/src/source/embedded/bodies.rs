@@ -39,8 +39,4 @@ impl Bodies {
         self.bytes -= cost(&body);
         Some(body)
     }
-
-    pub(super) fn forget(&mut self, sequence: Sequence) {
-        drop(self.take(sequence));
-    }
 }

@@ -224,7 +224,10 @@ impl File {
         bytes_max: Option<u64>,
     ) -> Result<Opened, OpenError> {
         let connection = match path {
-            Some(path) => Connection::open(path),
+            Some(path) => {
+                make(path);
+                Connection::open(path)
+            }
             None => Connection::open_in_memory(),
         };
         let file = File { connection: connection.map_err(open_error)? };
@@ -679,6 +682,16 @@ impl File {
         self.connection.flush_prepared_statement_cache();
         self.connection.close().map_err(|(_, error)| error)
     }
+}
+
+/// A file that is not there yet is made for its owner alone: it will hold the tokens of targets. Its log takes after it. One that is there is not even opened, since to
+/// close it again would void the lock of a store that this process has on it.
+fn make(path: &Path) {
+    let mut options = std::fs::OpenOptions::new();
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    // If it cannot be made, SQLite says why.
+    let _ = options.write(true).create_new(true).open(path);
 }
 
 fn kept(row: &rusqlite::Row<'_>) -> rusqlite::Result<Kept> {

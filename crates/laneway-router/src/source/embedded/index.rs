@@ -35,6 +35,10 @@
 //! groups are not here. Groups are found by a fingerprint, 64 bits of a keyed hash of the name: two groups with the same one would be one
 //! lane, in order and only not in parallel. The next message is found in constant time: groups that could go are in a ready list, once each.
 //! A message without a group, where those are unordered, needs no group at all.
+//!
+//! Memory follows what is here, and not what has been: when three quarters of the entries' places are free, or of the groups', what is left is moved together. So a
+//! message that stays parked does not keep the memory of the millions that have passed it. Moving costs less than the removals did that made it due; whoever names a place is in
+//! here and is told the new one.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -167,7 +171,6 @@ pub(in crate::source) enum Intent {
 /// What a group does, for those who ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::source) struct Standing {
-    pub(in crate::source) slot: u32,
     pub(in crate::source) head: Sequence,
     pub(in crate::source) depth: u32,
     pub(in crate::source) out: u32,
@@ -190,7 +193,7 @@ pub enum GroupState {
     Recalling,
 }
 
-/// A heap of things with stable numbers.
+/// A heap of things with numbers, which are theirs until it is packed.
 #[derive(Debug)]
 struct Slab<T> {
     places: Vec<Option<T>>,
@@ -216,10 +219,24 @@ impl<T> Slab<T> {
     fn remove(&mut self, slot: u32) -> T {
         let thing = self.places[slot as usize].take().expect("only what is there is removed");
         self.free.push(slot);
-        if self.free.len() == self.places.len() && self.places.len() > KEEP_WHEN_EMPTY {
-            *self = Slab::new();
-        }
         thing
+    }
+
+    fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.places.iter_mut().flatten()
+    }
+
+    /// Whether so much of it is free that what is left is worth moving.
+    fn is_sparse(&self) -> bool {
+        self.places.len() > KEPT && self.free.len() >= self.places.len() / 4 * 3
+    }
+
+    /// Moves everything together, and says what was moved where.
+    fn pack(&mut self) -> Moved {
+        let left = self.places.len() - self.free.len();
+        let old = std::mem::replace(self, Slab { places: Vec::with_capacity(left), free: Vec::new() });
+        let places = old.places.into_iter();
+        Moved(places.map(|thing| thing.map_or(NONE, |thing| self.insert(thing))).collect())
     }
 
     fn get(&self, slot: u32) -> &T {
@@ -231,8 +248,20 @@ impl<T> Slab<T> {
     }
 }
 
-/// Below so many places a slab that falls empty keeps its memory.
-const KEEP_WHEN_EMPTY: usize = 4_096;
+/// The new numbers by the old ones.
+struct Moved(Vec<u32>);
+
+impl Moved {
+    /// Not every link leads somewhere.
+    fn tell(&self, link: &mut u32) {
+        if *link != NONE {
+            *link = self.0[*link as usize];
+        }
+    }
+}
+
+/// So many places are kept, whatever is in them. Almost none in the tests of this file, which are to see many moves.
+const KEPT: usize = if cfg!(test) { 4 } else { 4_096 };
 
 /// Both ends of a list whose links are in the things themselves.
 #[derive(Clone, Copy, Debug)]
@@ -242,6 +271,13 @@ struct Ends {
 }
 
 const EMPTY: Ends = Ends { head: NONE, tail: NONE };
+
+impl Ends {
+    fn tell(&mut self, moved: &Moved) {
+        moved.tell(&mut self.head);
+        moved.tell(&mut self.tail);
+    }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Sleeper {
@@ -272,8 +308,6 @@ pub(in crate::source) struct Index {
     generations: u64,
     length: usize,
     out: usize,
-    /// Nothing is handed out: somebody changes what waits.
-    frozen: bool,
     /// Counts of handing-outs that the file does not know yet.
     notes: BTreeMap<Sequence, u16>,
 }
@@ -296,7 +330,6 @@ impl Index {
             generations: 0,
             length: 0,
             out: 0,
-            frozen: false,
             notes: BTreeMap::new(),
         }
     }
@@ -371,9 +404,6 @@ impl Index {
     ) -> Vec<Claimed> {
         self.tick(now);
         let mut claimed = Vec::new();
-        if self.frozen {
-            return claimed;
-        }
         while claimed.len() < most {
             let Some(entry) = self.take(consumer) else { break };
             claimed.push(self.lease(entry, consumer, self.now.saturating_add(lease)));
@@ -548,31 +578,6 @@ impl Index {
         self.notes.extend(notes);
     }
 
-    /// Hands out nothing until told to, and says what waits. Settling goes on.
-    pub(in crate::source) fn freeze(&mut self) -> Vec<Sequence> {
-        self.frozen = true;
-        let entries = self.entries.places.iter().flatten();
-        let mut waiting: Vec<_> = entries.filter(|entry| !entry.out).map(|entry| entry.sequence).collect();
-        waiting.sort_unstable();
-        waiting
-    }
-
-    /// Hands out again, after having forgotten these messages if they still wait.
-    pub(in crate::source) fn thaw(&mut self, gone: &[Sequence]) {
-        self.frozen = false;
-        let is_gone = |entry: &Entry| !entry.out && gone.binary_search(&entry.sequence).is_ok();
-        let places = self.entries.places.iter().enumerate();
-        let slots = places.filter(|(_, entry)| entry.as_ref().is_some_and(is_gone));
-        for slot in slots.map(|(slot, _)| slot as u32).collect::<Vec<_>>() {
-            let sequence = self.entries.get(slot).sequence;
-            if self.leases.contains_key(&sequence) {
-                self.forget_expired(sequence);
-            }
-            self.notes.remove(&sequence);
-            self.remove(slot);
-        }
-    }
-
     /// Forgets a message that the file does not have any more, although it was claimed.
     pub(in crate::source) fn vanish(&mut self, claim: Claimed) {
         if self.begin(claim.sequence, claim.generation, Intent::End, self.now) {
@@ -588,13 +593,6 @@ impl Index {
     /// Whether a message is out.
     pub(super) fn is_out(&self, sequence: Sequence) -> bool {
         self.leases.get(&sequence).is_some_and(|lease| lease.stage != Stage::Expired)
-    }
-
-    /// What the groups do, from a slot on; so many at most.
-    pub(in crate::source) fn standings(&self, from: u32, most: usize) -> Vec<Standing> {
-        let places = self.groups.places.iter().enumerate().skip(from as usize);
-        let slots = places.filter(|(_, group)| group.is_some()).map(|(slot, _)| slot as u32);
-        slots.take(most).map(|slot| self.standing_at(slot)).collect()
     }
 
     /// The deepest of so many groups from a slot on, deepest first, and where to go on; nothing when that was all.
@@ -629,7 +627,7 @@ impl Index {
             Place::Anybody => GroupState::Ready,
         };
         let head = self.entries.get(group.head).sequence;
-        Standing { slot, head, depth: group.length, out, state }
+        Standing { head, depth: group.length, out, state }
     }
 }
 
@@ -814,32 +812,85 @@ impl Index {
         }
     }
 
-    /// Takes an entry out of everything.
+    /// Takes an entry that is out, out of everything.
     fn remove(&mut self, slot: u32) {
         self.length -= 1;
+        self.out -= 1;
         let entry = self.entries.get(slot);
-        let (out, group) = (entry.out, entry.group);
-        self.out -= usize::from(out);
-        if group != NONE {
-            self.remove_from_group(slot, group);
-        } else if !out {
-            self.stop_waiting_loose(slot);
+        debug_assert!(entry.out);
+        if entry.group != NONE {
+            self.remove_from_group(slot, entry.group);
         }
         self.entries.remove(slot);
+        if self.entries.is_sparse() {
+            self.pack_entries();
+        }
+        if self.groups.is_sparse() {
+            self.pack_groups();
+        }
+    }
+
+    fn pack_entries(&mut self) {
+        let moved = self.entries.pack();
+        for entry in self.entries.iter_mut() {
+            moved.tell(&mut entry.previous);
+            moved.tell(&mut entry.next);
+        }
+        for group in self.groups.iter_mut() {
+            moved.tell(&mut group.head);
+            moved.tell(&mut group.tail);
+            moved.tell(&mut group.first_waiting);
+        }
+        self.leases.values_mut().for_each(|lease| moved.tell(&mut lease.entry));
+        self.loose.tell(&moved);
+        self.tell_sleepers(|sleeper| {
+            if let Sleeper::Loose(entry) = sleeper {
+                moved.tell(entry);
+            }
+        });
+    }
+
+    fn pack_groups(&mut self) {
+        let moved = self.groups.pack();
+        for group in self.groups.iter_mut() {
+            // Only what is in a ready list has neighbours there.
+            if matches!(group.place, Place::Anybody | Place::Only(_)) {
+                moved.tell(&mut group.ready_previous);
+                moved.tell(&mut group.ready_next);
+            }
+        }
+        self.entries.iter_mut().for_each(|entry| moved.tell(&mut entry.group));
+        self.by_fingerprint.values_mut().for_each(|group| moved.tell(group));
+        self.by_fingerprint.shrink_to_fit();
+        self.ready.tell(&moved);
+        self.ready_only.values_mut().for_each(|ends| ends.tell(&moved));
+        self.tell_sleepers(|sleeper| {
+            if let Sleeper::Group(group) = sleeper {
+                moved.tell(group);
+            }
+        });
+    }
+
+    fn tell_sleepers(&mut self, tell: impl Fn(&mut Sleeper)) {
+        let delayed = std::mem::take(&mut self.delayed).into_iter();
+        self.delayed = delayed
+            .map(|(due, mut sleeper)| {
+                tell(&mut sleeper);
+                (due, sleeper)
+            })
+            .collect();
     }
 
     fn remove_from_group(&mut self, slot: u32, group_slot: u32) {
         let first = self.groups.get(group_slot).first_waiting;
         let entry = self.entries.get(slot);
-        let (out, sequence, previous, next) = (entry.out, entry.sequence, entry.previous, entry.next);
-        if first == slot {
-            self.advance(group_slot);
-        } else if out && (first == NONE || sequence < self.entries.get(first).sequence) {
-            self.groups.get_mut(group_slot).out_before -= 1;
-        } else if out {
-            self.groups.get_mut(group_slot).out_behind -= 1;
-        }
+        let (sequence, previous, next) = (entry.sequence, entry.previous, entry.next);
+        let is_before = first == NONE || sequence < self.entries.get(first).sequence;
         let group = self.groups.get_mut(group_slot);
+        match is_before {
+            true => group.out_before -= 1,
+            false => group.out_behind -= 1,
+        }
         group.length -= 1;
         match previous {
             NONE => group.head = next,
@@ -855,9 +906,6 @@ impl Index {
         self.leave(group_slot);
         let group = self.groups.remove(group_slot);
         self.by_fingerprint.remove(&group.fingerprint);
-        if self.by_fingerprint.is_empty() && self.by_fingerprint.capacity() > KEEP_WHEN_EMPTY {
-            self.by_fingerprint = Table::default();
-        }
     }
 }
 

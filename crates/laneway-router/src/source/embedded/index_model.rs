@@ -60,8 +60,6 @@ impl Thing {
 struct Model {
     now: Millis,
     things: Vec<Thing>,
-    /// The greatest sequence handed out to each consumer and not let go since, by group: it must only see later ones.
-    frozen: bool,
 }
 
 impl Model {
@@ -78,7 +76,7 @@ impl Model {
 
     /// The rule.
     fn may_go(&self, thing: &Thing, to: ConsumerId) -> bool {
-        if self.frozen || thing.out_to().is_some() || thing.due > self.now {
+        if thing.out_to().is_some() || thing.due > self.now {
             return false;
         }
         let Some(group) = thing.group else { return true };
@@ -174,7 +172,6 @@ enum Step {
     Pass {
         millis: Millis,
     },
-    Purge,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -191,7 +188,6 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(begun, written, delay)| Step::Finish { begun, written, delay }),
         2 => (0..32usize, 1..60u64).prop_map(|(receipt, lease)| Step::Extend { receipt, lease }),
         4 => (1..30u64).prop_map(|millis| Step::Pass { millis }),
-        1 => Just(Step::Purge),
     ]
 }
 
@@ -232,7 +228,6 @@ impl Pair {
                 self.model.tick(now);
                 self.index.tick(now);
             }
-            Step::Purge => self.purge(),
         }
         self.compare();
     }
@@ -358,13 +353,6 @@ impl Pair {
         }
     }
 
-    fn purge(&mut self) {
-        let gone = self.index.freeze();
-        assert!(self.index.claim(0, 10, 10, self.now()).is_empty(), "nothing is handed out meanwhile");
-        self.index.thaw(&gone);
-        self.model.things.retain(|thing| thing.out_to().is_some());
-    }
-
     fn compare(&self) {
         assert_eq!(self.index.len(), self.model.things.len());
         assert_eq!(self.index.out(), self.model.out());
@@ -484,6 +472,33 @@ fn a_lease_is_not_cut_short_by_that_of_an_earlier_message() {
     index.end(2);
     assert_eq!(sequences(&index.claim(1, 9, 100, 50)), [1]);
     assert!(!index.begin(1, first.generation, Intent::End, 50), "handed out again: the old receipt is stale");
+}
+
+/// Half of them in groups of their own, half without; one of each is parked with its consumer.
+#[test]
+fn a_message_that_stays_does_not_keep_the_memory_of_those_that_have_gone() {
+    const ALL: u64 = 1_000_000;
+    let mut index = Index::new();
+    (1..=ALL).for_each(|sequence| index.append(sequence, (sequence % 2 == 0).then_some(sequence), 0, 0));
+    let parked = index.claim(0, 2, Millis::MAX, 0);
+    assert_eq!(parked.len(), 2);
+    while index.len() > parked.len() {
+        for claim in index.claim(0, 1_000, 100, 0) {
+            assert!(index.begin(claim.sequence, claim.generation, Intent::End, 0));
+            index.end(claim.sequence);
+        }
+    }
+    let slabs = [
+        index.entries.places.capacity() + index.entries.free.capacity(),
+        index.groups.places.capacity() + index.groups.free.capacity(),
+        index.by_fingerprint.capacity(),
+    ];
+    assert!(slabs.iter().all(|capacity| *capacity <= 4 * KEPT), "{slabs:?}");
+    for claim in parked {
+        assert!(index.begin(claim.sequence, claim.generation, Intent::End, 0), "they are still themselves");
+        index.end(claim.sequence);
+    }
+    assert_eq!((index.len(), index.group_count()), (0, 0));
 }
 
 #[test]

@@ -58,9 +58,9 @@ mod writer;
 pub use file::{Kept, ParkNote};
 pub use index::GroupState;
 pub use publication::{Publication, PublishError, Published, Refusal};
-pub use sighting::{GroupView, Place, SearchLimits, Sighting, Sought};
+pub use sighting::{GroupView, Place, SearchLimits, Sighting, Sought, Stranded};
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -133,10 +133,8 @@ pub struct Options {
     pub commit: Commit,
     /// The file grows no larger than this, its log aside; publications are refused then.
     pub bytes_max: Option<u64>,
-    /// How queues work that are not named below.
+    /// How its queues work.
     pub queue: QueueOptions,
-    /// How these work.
-    pub queues: BTreeMap<String, QueueOptions>,
 }
 
 /// How a queue works.
@@ -328,11 +326,14 @@ impl EmbeddedStore {
         Ok(EmbeddedQueue { inner: Arc::clone(&self.inner), queue, consumer: Arc::new(consumer) })
     }
 
-    /// The names of all queues, sorted.
-    pub fn queue_names(&self) -> Vec<String> {
-        let mut names: Vec<_> = self.inner.registry.all().iter().map(|queue| queue.name.clone()).collect();
-        names.sort_unstable();
-        names
+    /// The queues that have messages, dead letters or anything in quarantine, and of which nobody is known to read: they would be forgotten. Sorted by name.
+    pub fn stranded(&self, is_read: impl Fn(&str) -> bool) -> Vec<Stranded> {
+        let now = self.inner.clock.now();
+        let queues = self.inner.registry.all().into_iter().filter(|queue| !is_read(&queue.name));
+        let stranded = queues.map(|queue| Stranded { queue: queue.name.clone(), depth: queue.depth(now) });
+        let mut stranded: Vec<_> = stranded.filter(|stranded| stranded.depth != Depth::default()).collect();
+        stranded.sort_unstable_by(|one, other| one.queue.cmp(&other.queue));
+        stranded
     }
 
     /// The groups that are parked, whatever their source.
@@ -367,17 +368,11 @@ impl EmbeddedStore {
             return Err(QueueError::TooMany);
         }
         let id = 1 + queues.values().map(|queue| queue.id).max().unwrap_or(0);
-        let options = self.inner.options.of_queue(name);
+        let options = self.inner.options.queue.clone();
         let queue = Shared::new(id, name.to_owned(), options, false, self.inner.hashing.clone());
         let queue = Arc::new(queue);
         queues.insert(name.to_owned(), Arc::clone(&queue));
         Ok(queue)
-    }
-}
-
-impl Options {
-    fn of_queue(&self, name: &str) -> QueueOptions {
-        self.queues.get(name).unwrap_or(&self.queue).clone()
     }
 }
 
@@ -391,7 +386,7 @@ fn rebuild(
 ) -> Result<HashMap<String, Arc<Shared>>, OpenError> {
     let mut by_id = HashMap::new();
     for (id, name) in queues {
-        let shared = Shared::new(id, name.clone(), options.of_queue(&name), true, hashing.clone());
+        let shared = Shared::new(id, name.clone(), options.queue.clone(), true, hashing.clone());
         by_id.insert(id, Arc::new(shared));
     }
     file.scan(|row| {
@@ -637,12 +632,6 @@ impl EmbeddedQueue {
         self.purge_kept(Kind::Quarantined).await
     }
 
-    /// Forgets all messages that are not leased. Says how many.
-    pub async fn purge(&self) -> Result<usize, SourceError> {
-        let queue = Arc::clone(&self.queue);
-        self.inner.ask(|answer| Op::Purge { queue, answer }).await
-    }
-
     /// What a group does, if it has messages.
     pub fn group(&self, name: &str) -> Option<GroupView> {
         let fingerprint = self.queue.fingerprint(Some(name.as_bytes()))?;
@@ -652,23 +641,8 @@ impl EmbeddedQueue {
         Some(view(standing, Some(name.into())))
     }
 
-    /// What the groups do, in no particular order; no more than [`BATCH_MAX`] from a position on, 0 at first. With them comes the position
-    /// to go on from; none when that was all.
-    pub async fn groups(&self, from: u32, most: usize) -> Result<(Vec<GroupView>, Option<u32>), SourceError> {
-        let most = most.min(BATCH_MAX);
-        let standings = {
-            let mut state = self.queue.lock();
-            state.index.tick(self.inner.clock.now());
-            state.index.standings(from, most)
-        };
-        let next = standings.last().filter(|_| standings.len() == most).map(|last| last.slot + 1);
-        let heads = standings.iter().map(|standing| standing.head).collect();
-        let names = self.inner.ask(|answer| Op::Read(Read::Groups { heads, answer })).await?;
-        Ok((standings.into_iter().zip(names).map(|(standing, name)| view(standing, name)).collect(), next))
-    }
-
     /// The deepest of so many groups from a position on, deepest first, and the position to go on from; none when that was all. Only the names of those that are
-    /// given are read.
+    /// given are read. Positions shift when groups have gone, so who goes on may pass one by or see it twice.
     pub async fn deepest(
         &self,
         from: u32,
@@ -805,13 +779,7 @@ impl Source for EmbeddedQueue {
     }
 
     fn depth(&self) -> BoxFuture<'_, Result<Depth, SourceError>> {
-        let mut state = self.queue.lock();
-        state.index.tick(self.inner.clock.now());
-        let leased = state.index.out() as u64;
-        let waiting = state.index.len() as u64 - leased;
-        let depth = Depth { waiting, leased, dead: state.dead, quarantined: state.quarantined };
-        drop(state);
-        futures_util::future::ready(Ok(depth)).boxed()
+        futures_util::future::ready(Ok(self.queue.depth(self.inner.clock.now()))).boxed()
     }
 }
 

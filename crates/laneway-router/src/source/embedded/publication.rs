@@ -41,7 +41,7 @@ impl Publication {
         Publication { text, group: None, delay: Duration::ZERO, deduplication_id: None, line: None }
     }
 
-    /// A message of the router, with the group and the deduplication id that it names. Where messages without a group are in order, those of one pool
+    /// A message of the router, with the group, the delay and the deduplication id that it names. Where messages without a group are in order, those of one pool
     /// do not wait for those of another, and one that is to be sent immediately waits for nobody.
     pub fn of(message: &Message) -> Self {
         let line = || match message.dispatch_mode {
@@ -53,7 +53,7 @@ impl Publication {
             text: message.to_json().into_bytes().into(),
             line: group.is_none().then(line),
             group,
-            delay: Duration::ZERO,
+            delay: Duration::from_secs(message.delay_seconds.unwrap_or(0).into()),
             deduplication_id: message.deduplication_id.as_deref().map(Arc::from),
         }
     }

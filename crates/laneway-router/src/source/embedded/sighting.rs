@@ -1,9 +1,11 @@
 //! What those are told who look at a queue: its groups, and messages that were searched for. `mod.rs` fills it in, the API shows it.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::GroupState;
+use crate::source::Depth;
 
 /// A group of a queue, for those who look.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +20,26 @@ pub struct GroupView {
     pub head: u64,
     /// What it does.
     pub state: GroupState,
+}
+
+/// A queue that has something and that nobody reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stranded {
+    /// Its name.
+    pub queue: String,
+    /// What it holds.
+    pub depth: Depth,
+}
+
+impl fmt::Display for Stranded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Depth { waiting, dead, quarantined, .. } = self.depth;
+        write!(
+            f,
+            "nobody reads the queue {:?}, because laneway.queue.queues does not name it; messages that wait: {waiting}, dead letters: {dead}, in quarantine: {quarantined}",
+            self.queue
+        )
+    }
 }
 
 /// A message that was looked for and found.

@@ -40,7 +40,7 @@ use super::index::{Fingerprint, Index, Millis, Sequence};
 use super::publication::name_of;
 use super::sweep::{MANY, Sweep};
 use super::{Publication, PublishError, Published, QueueOptions, Redriven, Refusal, Ungrouped};
-use crate::source::SourceError;
+use crate::source::{Depth, SourceError};
 
 /// A queue, as all of its handles and the writer share it.
 #[derive(Debug)]
@@ -86,6 +86,15 @@ impl Shared {
     /// A panic elsewhere leaves the index whole: nothing in it calls foreign code.
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What it holds.
+    pub(super) fn depth(&self, now: Millis) -> Depth {
+        let mut state = self.lock();
+        state.index.tick(now);
+        let leased = state.index.out() as u64;
+        let waiting = state.index.len() as u64 - leased;
+        Depth { waiting, leased, dead: state.dead, quarantined: state.quarantined }
     }
 
     /// The lane of what is [written](Publication::written) in the place of a group; none for a message that is loose.
@@ -164,25 +173,6 @@ pub(super) enum Fate {
     Keep { kind: Kind, attempts: u16, now: Millis, reason: String },
 }
 
-/// A queue out of which nothing is handed out while its waiting messages are removed.
-struct Frozen {
-    queue: Arc<Shared>,
-    waiting: Vec<Sequence>,
-    /// Whether they are gone from the file. Until then a failure thaws the queue as it was.
-    committed: bool,
-}
-
-impl Drop for Frozen {
-    fn drop(&mut self) {
-        let gone = if self.committed { self.waiting.as_slice() } else { &[] };
-        let mut state = self.queue.lock();
-        state.index.thaw(gone);
-        gone.iter().for_each(|sequence| state.bodies.forget(*sequence));
-        drop(state);
-        self.queue.changed.notify_waiters();
-    }
-}
-
 /// An idempotency key, and a digest of the call that came with it.
 pub(super) struct Once {
     pub(super) key: Arc<str>,
@@ -217,10 +207,6 @@ pub(super) enum Op {
         most: usize,
         answer: Answer<Redriven>,
     },
-    Purge {
-        queue: Arc<Shared>,
-        answer: Answer<usize>,
-    },
     PurgeKept {
         queue: Arc<Shared>,
         kind: Kind,
@@ -253,7 +239,6 @@ enum Effect {
     Settled,
     /// The new messages, what was not there, and the room for them.
     Redriven(Again, Vec<Sequence>, Reservation),
-    Purged(Frozen),
     KeptPurged(usize),
     Parked,
 }
@@ -529,12 +514,6 @@ impl Batch<'_> {
                 let (redriven, missing) = self.redrive(queue, which.as_deref(), reservation.count)?;
                 Ok(Effect::Redriven(redriven, missing, reservation))
             }
-            Op::Purge { queue, .. } => {
-                let waiting = queue.lock().index.freeze();
-                let mut frozen = Frozen { queue: Arc::clone(queue), waiting, committed: false };
-                self.file.remove(&mut frozen.waiting)?;
-                Ok(Effect::Purged(frozen))
-            }
             Op::PurgeKept { queue, kind, .. } => {
                 self.file.purge_kept(queue.id, *kind).map(Effect::KeptPurged)
             }
@@ -586,8 +565,12 @@ impl Batch<'_> {
             key.map(|key| format!("k{place}:{key}")),
             publication.deduplication_id.as_deref().map(|id| format!("d:{id}")),
         ];
-        for id in ids.iter().flatten() {
+        for (at, id) in ids.iter().flatten().enumerate() {
             if let Some(sequence) = self.file.seen(queue.id, id, now)? {
+                // The key has its own time, and the id may be forgotten before it.
+                for unseen in ids.iter().flatten().take(at) {
+                    self.remember(queue, unseen, sequence, now)?;
+                }
                 return Ok(Published { sequence, duplicate: true });
             }
         }
@@ -691,12 +674,6 @@ fn keep(op: Op, effect: Effect) {
             queue.changed.notify_waiters();
             let _ = answer.send(Ok(Redriven { count: redriven.len(), missing }));
         }
-        (Op::Purge { answer, .. }, Effect::Purged(mut frozen)) => {
-            let count = frozen.waiting.len();
-            frozen.committed = true;
-            drop(frozen);
-            let _ = answer.send(Ok(count));
-        }
         (Op::PurgeKept { queue, kind, answer }, Effect::KeptPurged(count)) => {
             let mut state = queue.lock();
             match kind {
@@ -765,7 +742,7 @@ fn refuse(op: Op, error: SourceError) {
         }
         Op::Park { answer, .. } => drop(answer.send(Err(error))),
         Op::Redrive { answer, .. } => drop(answer.send(Err(error))),
-        Op::Purge { answer, .. } | Op::PurgeKept { answer, .. } => {
+        Op::PurgeKept { answer, .. } => {
             let _ = answer.send(Err(error));
         }
         Op::Read(_) | Op::Close { .. } => unreachable!("these need no transaction"),
