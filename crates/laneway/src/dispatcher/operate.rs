@@ -64,7 +64,7 @@ impl<K, M> Dispatcher<K, M> {
         }
         if released > before {
             // No worker has made this room, so none would announce it later.
-            self.room.made_last();
+            self.room.made_last(released);
         }
         result
     }
@@ -249,6 +249,11 @@ impl<K, M> Dispatcher<K, M> {
     pub(crate) fn stop(&self) {
         lock(&self.inner).stopped = true;
         self.wake_all();
+    }
+
+    #[cfg(test)]
+    pub(crate) fn sleepers(&self) -> usize {
+        self.ingress().sleepers.len()
     }
 
     #[cfg(loom)]
