@@ -939,8 +939,12 @@ impl<K: Hash, M> Handle<K, M> {
         // No change of the topology between finding the lane and acting on it.
         let _changes = lock(&self.shared.changing);
         let layout = self.shared.layout.load();
-        let place = self.shared.home(&layout, key, fingerprint)?;
-        layout.dispatchers.get(place).map(|dispatcher| act(dispatcher, fingerprint))
+        let dispatcher = match self.shared.home(&layout, key, fingerprint) {
+            Some(home) => layout.dispatchers.get(home),
+            // Its dispatcher was removed, and the placement names no other: what was there then is somewhere.
+            None => layout.dispatchers.iter().find(|dispatcher| dispatcher.has_lane(fingerprint)),
+        };
+        dispatcher.map(|dispatcher| act(dispatcher, fingerprint))
     }
 }
 
@@ -957,7 +961,7 @@ impl<K: Hash, M> Handle<K, M> {
 }
 
 impl<K: Hash + Clone, M> Handle<K, M> {
-    /// Why the next message of a key is not running, or that it is. `None` if the placement knows no dispatcher for it.
+    /// Why the next message of a key is not running, or that it is. `None` if the placement knows no dispatcher for it, and it has no lane that an earlier one has left.
     pub fn explain(&self, key: &K) -> Option<Explanation<K>> {
         self.operate(key, |dispatcher, fingerprint| dispatcher.explain(fingerprint, &self.shared.clock))
     }

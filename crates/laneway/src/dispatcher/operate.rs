@@ -86,6 +86,11 @@ impl<K, M> Dispatcher<K, M> {
         quiet.then_some(ingress.accepted)
     }
 
+    /// Whether a key has a lane here.
+    pub(crate) fn has_lane(&self, fingerprint: u64) -> bool {
+        self.operate(|lanes, _, _| lanes.standing(fingerprint).is_some())
+    }
+
     pub(crate) fn explain(&self, fingerprint: u64, clock: &Clock) -> Explanation<K>
     where
         K: Clone,
