@@ -260,7 +260,8 @@ where
         self
     }
 
-    /// Handles up to `batch_max` consecutive messages of one key by one call of a closure.
+    /// Handles up to `batch_max` consecutive messages of one key by one call of a closure. One at a time where [`Overflow::DropOldest`] is the policy of a bound or the dispatcher has a
+    /// pace: what has not started must be there to make room, and each message takes its own place in the pace.
     pub fn handle_batch<F, R>(self, handler: F) -> Self
     where
         F: Fn(&Context<'_, K>, &mut Batch<'_, K, M>) -> R + Send + Sync + 'static,
@@ -269,7 +270,7 @@ where
         self.batch_handler(Closure(handler))
     }
 
-    /// Handles up to `batch_max` consecutive messages of one key by one call of a [`BatchHandler`].
+    /// Handles up to `batch_max` consecutive messages of one key by one call of a [`BatchHandler`]; see [`handle_batch`](Builder::handle_batch).
     pub fn batch_handler(mut self, handler: impl BatchHandler<K, M>) -> Self {
         self.handler = Some(HandlerKind::Sync(Arc::new(Batched(handler))));
         self
