@@ -213,6 +213,7 @@ pub(crate) struct Shared<K, M> {
 }
 
 /// How long a submitter is ready to wait.
+#[derive(Clone, Copy)]
 pub(crate) enum Patience<'a> {
     /// Not at all.
     None,
@@ -751,6 +752,13 @@ impl<K: Hash, M> Shared<K, M> {
         }
     }
 
+    /// Submits as a task does.
+    #[cfg(feature = "tokio")]
+    pub(crate) async fn submit_async(&self, arrival: Item<K, M>) -> Result<Admission, Refused<K, M>> {
+        let mut submission = Submission::new(arrival);
+        std::future::poll_fn(|context| self.poll_submit(&mut submission, context)).await
+    }
+
     /// One poll of an async submission. The message stays in `submission` until it is accepted or refused.
     #[cfg(feature = "tokio")]
     fn poll_submit(
@@ -859,11 +867,33 @@ impl<K: Hash, M> Handle<K, M> {
     ///
     /// Refusal keeps order: once a message of a key is refused, so are all later ones of that key in the batch. If the iterator or the hash of a key panics, what was
     /// handed over before stays submitted, and the rest is dropped.
+    ///
+    /// At a full bound whose policy says so it blocks its thread, like [`submit`](Handle::submit). Where that thread is the only one of the runtime on which handlers would make room, that is for
+    /// ever: there, [`try_submit_batch`](Handle::try_submit_batch) refuses what does not fit, and `submit_batch_async` waits.
     pub fn submit_batch<T: Into<Message<K, M>>>(
         &self,
         messages: impl IntoIterator<Item = T>,
     ) -> BatchReport<K, M> {
-        self.shared.submit_batch(messages.into_iter().map(Into::into))
+        self.shared.submit_batch(messages.into_iter().map(Into::into), Patience::Policy)
+    }
+
+    /// The same without ever waiting for room: what meets a full bound that would block is refused, and with it all later messages of its key in the batch.
+    pub fn try_submit_batch<T: Into<Message<K, M>>>(
+        &self,
+        messages: impl IntoIterator<Item = T>,
+    ) -> BatchReport<K, M> {
+        self.shared.submit_batch(messages.into_iter().map(Into::into), Patience::None)
+    }
+
+    /// The same as [`submit_batch`](Handle::submit_batch) from async code: where that would block the thread, this waits. The messages are submitted one by one.
+    ///
+    /// Dropping the future gives up waiting: what the iterator has yielded before the message that waits stays submitted, as far as it was not refused; that message and what comes behind it are dropped, and so is the report.
+    #[cfg(feature = "tokio")]
+    pub async fn submit_batch_async<T: Into<Message<K, M>>>(
+        &self,
+        messages: impl IntoIterator<Item = T>,
+    ) -> BatchReport<K, M> {
+        self.shared.submit_batch_async(messages.into_iter().map(Into::into)).await
     }
 
     /// Submits from async code: where [`submit`](Handle::submit) would block the thread, this waits. Dropping the future gives up waiting.
@@ -871,8 +901,7 @@ impl<K: Hash, M> Handle<K, M> {
     /// Where the policy is [`Overflow::BlockFor`](crate::Overflow::BlockFor), on a runtime of tokio with timers.
     #[cfg(feature = "tokio")]
     pub async fn submit_async(&self, message: impl Into<Message<K, M>>) -> Result<Admission, Refused<K, M>> {
-        let mut submission = Submission::new(self.shared.arrive(message.into()));
-        std::future::poll_fn(|context| self.shared.poll_submit(&mut submission, context)).await
+        self.shared.submit_async(self.shared.arrive(message.into())).await
     }
 
     /// Parks the lane of a key in front of its next message. False if it has no lane: nothing of it is outstanding, or what is runs in a stream

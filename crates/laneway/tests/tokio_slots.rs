@@ -957,6 +957,74 @@ fn a_submission_that_gives_up_leaves_nothing_behind() {
     assert!(engine.wait_quiet(DEADLINE));
 }
 
+/// To block the only thread of a runtime would be to wait for ever: its slots would have to make room.
+#[test]
+fn a_batch_of_a_task_waits_without_blocking_the_thread() {
+    let runtime = RuntimeBuilder::new_current_thread().enable_time().build().unwrap();
+    let witness = Witness::new();
+    let witness_too = witness.clone();
+    runtime.block_on(async {
+        let engine = Engine::builder()
+            .topology(Topology::pool(2))
+            .worker_queue_capacity(3)
+            .handle_async(move |delivery: Delivery<u64, u64>| {
+                let witness = witness_too.clone();
+                async move {
+                    tokio::task::yield_now().await;
+                    witness.see(delivery.key(), *delivery);
+                }
+            })
+            .build()
+            .unwrap();
+        let handle = engine.handle();
+        let batch = (0..500).map(|number| (number % 5, number / 5));
+        let report = tokio::spawn(async move { handle.submit_batch_async(batch).await }).await.unwrap();
+        assert_eq!((report.accepted, report.dropped, report.refused.len()), (500, 0, 0));
+        assert_eq!(engine.shutdown_async(DEADLINE).await.account.done, 500);
+    });
+    witness.verify((0..5).map(|key| (key, 100)));
+}
+
+#[test]
+fn a_refusal_in_a_batch_of_a_task_holds_for_the_rest_of_its_key() {
+    let runtime = runtime();
+    let engine = full(&runtime, Overflow::BlockFor(Duration::from_millis(20)));
+    let handle = engine.handle();
+    let batch = [(2, 0), (2, 1), (3, 0), (2, 2), (3, 1)].into_iter().inspect(move |message| {
+        if *message == (3, 0) {
+            // By now the first was refused; from now on there is room.
+            assert!(handle.skip_head(&1));
+        }
+    });
+    let report =
+        runtime.block_on(async { timeout(DEADLINE, engine.submit_batch_async(batch)).await.unwrap() });
+    let reasons: Vec<_> = report
+        .refused
+        .iter()
+        .map(|refused| (refused.message.key, refused.message.body, refused.reason))
+        .collect();
+    let timed_out = Refusal::TimedOut(Bound::Dispatcher);
+    let after = Refusal::AfterRefused;
+    assert_eq!(reasons, [(2, 0, timed_out), (2, 1, after), (2, 2, after), (3, 1, timed_out)]);
+    assert_eq!(report.accepted, 1);
+}
+
+#[test]
+fn giving_up_a_batch_leaves_what_came_before_the_one_that_waits() {
+    let runtime = runtime();
+    let engine = slots(&runtime, 1).worker_queue_capacity(3).handle_async(|_| async {}).build().unwrap();
+    assert!(engine.pause("pool-0"));
+    runtime.block_on(async {
+        let batch = (0..10).map(|number| (1, number));
+        assert!(
+            timeout(A_MOMENT, engine.submit_batch_async(batch)).await.is_err(),
+            "it waits, and is dropped"
+        );
+    });
+    assert_eq!(engine.look(&1, 10, |message| message.body), [0, 1, 2]);
+    assert_eq!(engine.snapshot().account.accepted, 3);
+}
+
 /// What it would cost to wake all that wait for each place grows with their square.
 #[test]
 fn a_place_wakes_few_of_those_who_wait() {
