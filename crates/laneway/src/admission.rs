@@ -15,7 +15,7 @@ use std::{
 use crate::{
     error::Refusal,
     message::{Arrivals, Item, Kind, Message},
-    sync::{AtomicU64, AtomicUsize, Condvar, Mutex, Padded, lock, wait_for},
+    sync::{AtomicU64, AtomicUsize, Condvar, Mutex, MutexGuard, Padded, lock, wait_for},
     worker::{Sleeper, Sleepers},
 };
 
@@ -240,28 +240,95 @@ impl<K, M> Ingress<K, M> {
     }
 }
 
-/// Where submitters wait for room.
+/// Where submitters wait for room. (And others for something else to happen: `Shared::quiet`.)
 ///
-/// The order of steps is what makes it safe. A submitter *enters* (raises `waiting`), then looks once more whether there is room, and
+/// # Nobody sleeps beside room
+///
+/// The order of steps is what makes it safe. A submitter *enters* (leaves its ticket, and raises `waiting`), then looks once more whether there is room, and
 /// only then sleeps. Whoever makes room first publishes it and then reads `waiting`, with a read-modify-write, so that the two cannot
 /// both miss each other: either the submitter's entry comes first in the order of that one atomic and is seen, or the reader's comes first and its room is seen.
+///
+/// # As many are woken as places were made
+///
+/// With thousands that wait, to wake all of them for each place would cost thousands of looks for each message. So places are counted, by what was
+/// ever *released*: `told` is up to where those who wait have been told, and to tell them of `n` more is to take the `n` oldest tickets and to wake those. What must hold
+/// whenever somebody sleeps is
+///
+/// ```text
+/// free places  <=  tickets that were taken, whose owners have not looked since  +  released - told
+/// ```
+///
+/// for then each free place is somebody's who is awake, or will be told of. It does, because
+///
+/// - a look behind the entry has found nothing free, so it is true of whoever falls asleep; if nobody waited before it, `told` begins at what was released before that look;
+/// - to release raises both sides, to tell leaves the right side as it is, and any message that comes in lowers the left;
+/// - who was woken and gets in here lowers both sides by one. Who was woken and finds nothing free has had its look: there is nothing on the left;
+/// - who was woken and does neither, because it is cancelled, dropped, out of time, or another bound is full now, or its message has gone elsewhere, *passes its wake-up on* to the next ticket
+///   ([`Entered`]'s drop). So each wake-up ends with a place that is used, a look that found none, or nobody who waits.
+///
+/// Events and control messages have a queue each, since there may be a place for one kind and none for the other: both are told of all places. Where no place is like
+/// another (lanes) all who wait are told. What may free more than was released, a change of the topology for example, is [announced](Room::announce) to everyone.
+///
+/// A ticket is kept until its message is in, so nobody who was woken in vain goes to the back. Those who come and find room at once do not look whether somebody waits: it would cost every
+/// message. They can only be faster than one that has been woken; whoever finds no room stands behind all who wait.
+///
+/// A task may have been woken and never look: it holds its submission, and waits for something else. Its place is lost to those behind it until it does, or until all workers here have gone to
+/// sleep with nothing left to do: then others are [roused](Room::rouse) for all places there could be.
 #[derive(Debug)]
 pub(crate) struct Room {
+    /// Tickets in the turnstile; written under its lock.
     waiting: Padded<AtomicUsize>,
-    /// Announce when this many have been released. The least that any waiter asked for.
+    /// Tell them when this many have been released: not more than the least that anyone who waits asked for. Written under the same lock.
     mark: AtomicU64,
     turnstile: Mutex<Turnstile>,
-    opened: Condvar,
+}
+
+/// What somebody waits for: the queue that it stands in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum For {
+    /// A place for an event.
+    Place,
+    /// A place for a control message, whose reserve may have one when there is none for an event.
+    Reserve,
+    /// Whatever happens here.
+    Anything,
+}
+
+/// What somebody wants to be told of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wish {
+    pub(crate) what: For,
+    /// What had been released before it looks.
+    pub(crate) released: u64,
+    /// It is worth a wake-up when so many more have been.
+    pub(crate) places: u64,
+}
+
+impl Wish {
+    /// Whatever happens.
+    pub(crate) const ANYTHING: Wish = Wish { what: For::Anything, released: 0, places: 0 };
 }
 
 #[derive(Debug, Default)]
 struct Turnstile {
-    announcements: u64,
-    /// Of the tasks that wait, by their tickets, so that the longest waiting is woken first, and one that gives up leaves nothing behind.
-    wakers: BTreeMap<u64, Waker>,
+    /// Up to where those who wait were told what was released.
+    told: u64,
     /// How many tickets were ever given out.
-    #[cfg(feature = "tokio")]
     tickets: u64,
+    /// Whom to wake, by what they wait for and then by their tickets: those who have waited longest are first, and one that gives up leaves nothing behind.
+    queues: [BTreeMap<u64, Waker>; 3],
+}
+
+impl Turnstile {
+    fn is_empty(&self) -> bool {
+        self.queues.iter().all(BTreeMap::is_empty)
+    }
+
+    /// Takes so many of the oldest tickets of a queue.
+    fn take(&mut self, what: For, most: u64) -> impl Iterator<Item = Waker> {
+        let queue = &mut self.queues[what as usize];
+        (0..most).map_while(|_| queue.pop_first()).map(|(_, waker)| waker)
+    }
 }
 
 /// A cancelled submitter wakes everyone in the room: the others look, and go back to sleep.
@@ -271,13 +338,27 @@ impl Wake for Room {
     }
 }
 
-/// A submitter's place in a [`Room`]; leaving is automatic.
+/// What wakes a thread that waits in a room.
+#[derive(Debug)]
+struct Bell(Condvar);
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        // Its ticket was taken under the lock under which it looks for it before it sleeps.
+        self.0.notify_one();
+    }
+}
+
+/// A submitter's place in a [`Room`]. Leaving is automatic, and passes on a wake-up that was not used.
 #[derive(Debug)]
 pub(crate) struct Entered {
     room: Arc<Room>,
-    seen: u64,
-    /// Of its waker, if it has left one.
-    ticket: Option<u64>,
+    what: For,
+    ticket: u64,
+    /// Of a thread, which has no waker of its own.
+    bell: Option<Arc<Bell>>,
+    /// Its message has taken a place here.
+    used: bool,
 }
 
 impl Room {
@@ -286,90 +367,166 @@ impl Room {
             waiting: Padded(AtomicUsize::new(0)),
             mark: AtomicU64::new(u64::MAX),
             turnstile: Mutex::new(Turnstile::default()),
-            opened: Condvar::new(),
         }
     }
 
-    /// Announces what is coming; afterwards look once more, then wait.
-    pub(crate) fn enter(self: &Arc<Self>, mark: u64) -> Entered {
-        let seen = lock(&self.turnstile).announcements;
-        self.mark.fetch_min(mark, Ordering::AcqRel);
-        self.waiting.fetch_add(1, Ordering::AcqRel);
-        Entered { room: self.clone(), seen, ticket: None }
+    /// Says what is wanted; afterwards look once more, then wait. A task leaves its waker.
+    pub(crate) fn enter(self: &Arc<Self>, wish: Wish, task: Option<&Waker>) -> Entered {
+        let bell = task.is_none().then(|| Arc::new(Bell(Condvar::new())));
+        let mut turnstile = lock(&self.turnstile);
+        turnstile.tickets += 1;
+        let entered =
+            Entered { room: self.clone(), what: wish.what, ticket: turnstile.tickets, bell, used: false };
+        entered.queue_up(turnstile, wish, task);
+        entered
     }
 
-    /// Called after room was made: wakes the submitters if what they asked for has been released.
+    /// Called after room was made: tells the submitters if what they asked for has been released.
     pub(crate) fn made(&self, released: u64) {
-        if self.waiting.fetch_add(0, Ordering::AcqRel) > 0 && released >= self.mark.load(Ordering::Acquire) {
-            self.announce();
+        if self.has_waiters() && released >= self.mark.load(Ordering::Acquire) {
+            self.tell(released);
         }
     }
 
-    /// Called when nobody is about to make more room: wakes the submitters for whatever there is.
-    pub(crate) fn made_last(&self) {
-        if self.waiting.fetch_add(0, Ordering::AcqRel) > 0 {
-            self.announce();
+    /// Called when nobody is about to make more room: tells the submitters of whatever was made.
+    pub(crate) fn made_last(&self, released: u64) {
+        if self.has_waiters() {
+            self.tell(released);
+        }
+    }
+
+    /// Called after something else has happened: wakes those who wait for anything.
+    pub(crate) fn stir(&self) {
+        if self.has_waiters() {
+            self.wake_first([0, 0, u64::MAX], lock(&self.turnstile));
+        }
+    }
+
+    /// Called when nobody does anything here any more, with all places that there could be: those who were told of them may have better things to do.
+    pub(crate) fn rouse(&self, places: u64) {
+        if self.has_waiters() {
+            self.wake_first([places, places, u64::MAX], lock(&self.turnstile));
         }
     }
 
     /// Wakes everyone who waits, with or without room.
     pub(crate) fn announce(&self) {
+        self.wake_first([u64::MAX; 3], lock(&self.turnstile));
+    }
+
+    pub(crate) fn has_waiters(&self) -> bool {
+        self.waiting.fetch_add(0, Ordering::AcqRel) > 0
+    }
+
+    #[cold]
+    fn tell(&self, released: u64) {
         let mut turnstile = lock(&self.turnstile);
-        turnstile.announcements += 1;
-        self.mark.store(u64::MAX, Ordering::Release);
-        let wakers = std::mem::take(&mut turnstile.wakers);
+        let places = released.saturating_sub(turnstile.told);
+        if places > 0 {
+            turnstile.told = released;
+            self.wake_first([places, places, u64::MAX], turnstile);
+        }
+    }
+
+    /// Wakes so many of each queue. Wakers are the user's code, and run without the lock.
+    fn wake_first(&self, most: [u64; 3], mut turnstile: MutexGuard<'_, Turnstile>) {
+        let mut woken: Vec<Waker> = Vec::new();
+        for (what, most) in [For::Place, For::Reserve, For::Anything].into_iter().zip(most) {
+            woken.extend(turnstile.take(what, most));
+        }
+        if woken.is_empty() {
+            return;
+        }
+        self.waiting.fetch_sub(woken.len(), Ordering::AcqRel);
+        // Whoever is left asked for more than there was, or came too late for it: the next place is worth a wake-up.
+        self.mark.store(if turnstile.is_empty() { u64::MAX } else { 0 }, Ordering::Release);
         drop(turnstile);
-        self.opened.notify_all();
-        wakers.into_values().for_each(Waker::wake);
+        woken.into_iter().for_each(Waker::wake);
     }
 }
 
 impl Entered {
-    /// Sleeps until the next announcement, or for `limit`.
-    pub(crate) fn wait(&self, limit: Option<Duration>) {
-        let turnstile = lock(&self.room.turnstile);
-        if turnstile.announcements == self.seen {
-            drop(wait_for(&self.room.opened, turnstile, limit));
-        }
+    /// Whether this is where a submitter waits for that.
+    pub(crate) fn is_for(&self, room: &Arc<Room>, what: For) -> bool {
+        self.what == what && Arc::ptr_eq(&self.room, room)
     }
 
-    /// Leaves a waker for the next announcement, once. True if that has come already.
-    #[cfg(feature = "tokio")]
-    pub(crate) fn wait_async(&mut self, waker: &Waker) -> bool {
-        debug_assert!(self.ticket.is_none(), "its waker is known already");
-        let mut turnstile = lock(&self.room.turnstile);
-        if turnstile.announcements != self.seen {
-            return true;
+    /// Whether this is a place in that room.
+    pub(crate) fn is_in(&self, room: &Arc<Room>) -> bool {
+        Arc::ptr_eq(&self.room, room)
+    }
+
+    /// Its message has taken a place here: whatever it was woken for is used.
+    pub(crate) fn used(mut self) {
+        self.used = true;
+    }
+
+    /// Was woken, and found nothing: says once more what is wanted. It stands where it stood.
+    pub(crate) fn again(&self, wish: Wish, task: Option<&Waker>) {
+        self.queue_up(lock(&self.room.turnstile), wish, task);
+    }
+
+    fn queue_up(&self, mut turnstile: MutexGuard<'_, Turnstile>, wish: Wish, task: Option<&Waker>) {
+        debug_assert_eq!(self.what, wish.what, "a ticket is of one queue");
+        let waker = match &self.bell {
+            Some(bell) => Waker::from(bell.clone()),
+            None => task.expect("who has no bell has a waker").clone(),
+        };
+        if turnstile.is_empty() {
+            turnstile.told = turnstile.told.max(wish.released);
         }
-        turnstile.tickets += 1;
-        let ticket = turnstile.tickets;
-        turnstile.wakers.insert(ticket, waker.clone());
-        self.ticket = Some(ticket);
-        false
+        let earlier = turnstile.queues[self.what as usize].insert(self.ticket, waker);
+        self.room.mark.fetch_min(wish.released.saturating_add(wish.places), Ordering::AcqRel);
+        if earlier.is_none() {
+            self.room.waiting.fetch_add(1, Ordering::AcqRel);
+        }
+        drop(turnstile);
+        // Not under the lock: it may be the last of its task, which may be in here itself.
+        drop(earlier);
+    }
+
+    /// Puts a thread to sleep until it is woken, or for `limit`.
+    pub(crate) fn wait(&self, limit: Option<Duration>) {
+        let bell = self.bell.as_ref().expect("a task does not wait like this");
+        let turnstile = lock(&self.room.turnstile);
+        if turnstile.queues[self.what as usize].contains_key(&self.ticket) {
+            drop(wait_for(&bell.0, turnstile, limit));
+        }
     }
 }
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        self.room.waiting.fetch_sub(1, Ordering::AcqRel);
-        if let Some(ticket) = self.ticket {
-            // Dropped when the lock is not held any more: it may be the last of its task, which may be in here itself.
-            let waker = lock(&self.room.turnstile).wakers.remove(&ticket);
-            drop(waker);
+        let mut turnstile = lock(&self.room.turnstile);
+        let own = turnstile.queues[self.what as usize].remove(&self.ticket);
+        let was_woken = own.is_none();
+        let passes_on = was_woken && !self.used && self.what != For::Anything;
+        let next = turnstile.take(self.what, u64::from(passes_on)).next();
+        let left = usize::from(own.is_some()) + usize::from(next.is_some());
+        self.room.waiting.fetch_sub(left, Ordering::AcqRel);
+        drop(turnstile);
+        if let Some(next) = next {
+            next.wake();
         }
+        // As above.
+        drop(own);
     }
 }
 
 /// How much room a submitter asks for before it wants to be woken.
 ///
 /// One place is what it needs. But where places come free every few nanoseconds, being woken for each of them costs more than
-/// the work itself. So a submitter that was woken soon asks for twice as much the next time, and one that had to
-/// wait long asks for a single place again.
+/// the work itself. So a thread that was woken soon asks for twice as much the next time, and one that had to
+/// wait long asks for a single place again. Tasks ask for one: there may be many of them, and each has one message.
 #[derive(Debug)]
 pub(crate) struct Appetite(AtomicU64);
 
 /// A wait shorter than this is not worth its wake-up, which costs about as much.
 const SHORT_WAIT: Duration = Duration::from_micros(100);
+
+/// Who has asked for more than a place looks by itself after this time: times may have become slow with fewer than that released, and a worker that has met a handler
+/// that does not return announces nothing. Many times the wait by which it would ask for less, and not noticed by a person.
+const GREEDY_WAIT: Duration = Duration::from_millis(1);
 
 impl Appetite {
     pub(crate) fn new() -> Self {
@@ -383,6 +540,11 @@ impl Appetite {
     /// Whether the last wait was short.
     pub(crate) fn is_keen(&self) -> bool {
         self.places() > 1
+    }
+
+    /// How long a submitter sleeps that has asked for so many places, and has so much time.
+    pub(crate) fn patience(asked: u64, left: Option<Duration>) -> Option<Duration> {
+        if asked > 1 { Some(left.map_or(GREEDY_WAIT, |left| left.min(GREEDY_WAIT))) } else { left }
     }
 
     pub(crate) fn learn(&self, waited: Duration, most: u64) {

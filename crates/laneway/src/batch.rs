@@ -10,7 +10,7 @@
 //!
 //! The message for which there is no room goes the way of a single one, by the policy of the bound that it meets, and may wait there. Once it is in, the rest of
 //! its bin is handed over as before. If it is refused, so are all later messages of its key (contract 6), and from then on every message of the
-//! batch goes by itself, because somebody has to look at its key.
+//! batch goes by itself, because somebody has to look at its key. A task that must not block its thread submits all of its messages one by one, so that it can wait between any two of them.
 //!
 //! # What a change of the topology does to a batch
 //!
@@ -26,7 +26,7 @@ use crate::{
     admission::{Admission, BatchReport},
     dispatcher::Dispatcher,
     engine::{Patience, Shared},
-    error::Refusal,
+    error::{Refusal, Refused},
     lane::ByFingerprint,
     message::{CHUNK, Item, Kind, Message, Packed, Priority},
     placement::ByHash,
@@ -125,14 +125,35 @@ struct Progress<K, M> {
     report: BatchReport<K, M>,
     /// The keys of which one was refused.
     refused: ByFingerprint<()>,
+    /// How long each message may wait.
+    patience: Patience<'static>,
+}
+
+impl<K, M> Progress<K, M> {
+    fn new(patience: Patience<'static>) -> Self {
+        Progress { report: BatchReport::default(), refused: ByFingerprint::default(), patience }
+    }
+
+    /// Once a message of a key is refused, its successors are, too.
+    fn note(&mut self, fingerprint: u64, result: Result<Admission, Refused<K, M>>) {
+        match result {
+            Ok(Admission::Accepted) => self.report.accepted += 1,
+            Ok(Admission::Dropped) => self.report.dropped += 1,
+            Err(refusal) => {
+                self.refused.insert(fingerprint, ());
+                self.report.refused.push(refusal);
+            }
+        }
+    }
 }
 
 impl<K: Hash, M> Shared<K, M> {
     pub(crate) fn submit_batch(
         &self,
         mut messages: impl Iterator<Item = Message<K, M>>,
+        patience: Patience<'static>,
     ) -> BatchReport<K, M> {
-        let mut progress = Progress { report: BatchReport::default(), refused: ByFingerprint::default() };
+        let mut progress = Progress::new(patience);
         // Once more for every change of the layout in the middle of it.
         while let Some(mut set) = self.bins() {
             let ended = self.sort(&mut messages, &mut set, &mut progress);
@@ -220,21 +241,34 @@ impl<K: Hash, M> Shared<K, M> {
         current
     }
 
-    /// The next message by itself. Once one of a key is refused, its successors are too.
+    /// The next message by itself.
     fn submit_next(&self, arrival: Item<K, M>, progress: &mut Progress<K, M>) {
         let fingerprint = arrival.fingerprint;
         let result = if progress.refused.contains_key(&fingerprint) {
             self.refuse(arrival, Refusal::AfterRefused, None)
         } else {
-            self.submit_arrival(arrival, Patience::Policy)
+            self.submit_arrival(arrival, progress.patience)
         };
-        match result {
-            Ok(Admission::Accepted) => progress.report.accepted += 1,
-            Ok(Admission::Dropped) => progress.report.dropped += 1,
-            Err(refusal) => {
-                progress.refused.insert(fingerprint, ());
-                progress.report.refused.push(refusal);
-            }
+        progress.note(fingerprint, result);
+    }
+
+    /// The same as a task does it.
+    #[cfg(feature = "tokio")]
+    pub(crate) async fn submit_batch_async(
+        &self,
+        messages: impl Iterator<Item = Message<K, M>>,
+    ) -> BatchReport<K, M> {
+        let mut progress = Progress::new(Patience::Policy);
+        for message in messages {
+            let arrival = self.arrive(message);
+            let fingerprint = arrival.fingerprint;
+            let result = if progress.refused.contains_key(&fingerprint) {
+                self.refuse(arrival, Refusal::AfterRefused, None)
+            } else {
+                self.submit_async(arrival).await
+            };
+            progress.note(fingerprint, result);
         }
+        progress.report
     }
 }

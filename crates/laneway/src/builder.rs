@@ -128,6 +128,9 @@ where
     }
 
     /// At most this many messages outstanding in the engine. Default 65,536.
+    ///
+    /// Counted only where the dispatchers together may hold more than this. Where they may not, as with up to eight dispatchers and no setting changed, their own bounds keep it; what
+    /// comes on top is then the [reserve](Builder::control_reserve) of each of them, and not one for all.
     pub fn ingress_capacity(mut self, messages: usize) -> Self {
         self.ingress_capacity = messages;
         self
@@ -151,7 +154,8 @@ where
         self
     }
 
-    /// On top of each bound, room for this many control messages (start and finish), which no policy drops. Default 1,024.
+    /// On top of each bound, room for this many control messages (start and finish), which no policy drops. Default 1,024. On top of the engine's, too, if
+    /// [that is counted](Builder::ingress_capacity); else as many for each dispatcher.
     pub fn control_reserve(mut self, messages: usize) -> Self {
         self.control_reserve = messages;
         self
@@ -256,7 +260,8 @@ where
         self
     }
 
-    /// Handles up to `batch_max` consecutive messages of one key by one call of a closure.
+    /// Handles up to `batch_max` consecutive messages of one key by one call of a closure. One at a time where [`Overflow::DropOldest`] is the policy of a bound or the dispatcher has a
+    /// pace: what has not started must be there to make room, and each message takes its own place in the pace.
     pub fn handle_batch<F, R>(self, handler: F) -> Self
     where
         F: Fn(&Context<'_, K>, &mut Batch<'_, K, M>) -> R + Send + Sync + 'static,
@@ -265,7 +270,7 @@ where
         self.batch_handler(Closure(handler))
     }
 
-    /// Handles up to `batch_max` consecutive messages of one key by one call of a [`BatchHandler`].
+    /// Handles up to `batch_max` consecutive messages of one key by one call of a [`BatchHandler`]; see [`handle_batch`](Builder::handle_batch).
     pub fn batch_handler(mut self, handler: impl BatchHandler<K, M>) -> Self {
         self.handler = Some(HandlerKind::Sync(Arc::new(Batched(handler))));
         self
@@ -419,7 +424,7 @@ where
             Arc::new(Seat::new(number, spec.name.clone(), row))
         });
         let seats: Vec<_> = seats.collect();
-        // A bound that the dispatchers' own cannot reach need not be counted.
+        // A bound that the dispatchers' own cannot reach need not be counted. (Their reserves may, but to count for these would cost every message of most engines two writes to one line.)
         let reachable = capacity.saturating_mul(dispatchers.len()) > self.ingress_capacity;
         let engine_bound = EngineBound::new(self.ingress_capacity, self.control_reserve);
         if reachable {

@@ -50,7 +50,8 @@ where
         })
     }
 
-    /// Removes a dispatcher. Its lanes move to where the placement puts them now, in order. Workers that served only this one go.
+    /// Removes a dispatcher. Its lanes move to where the placement puts them now, in order, or to the first dispatcher if it knows no place for them: they are run there, or stay parked there
+    /// until somebody resumes them, while new messages of their keys are refused. Workers that served only this one go.
     pub fn remove_dispatcher(&self, name: &str) -> Result<(), ChangeError> {
         self.shared.change(|plan| {
             let place = plan.dispatchers.iter().position(|known| known == name);
@@ -275,6 +276,7 @@ where
             let here = new.position(&dispatcher.name);
             let mut home = |fingerprint: u64, key: Option<&K>| {
                 let mapped = mappings.as_ref().and_then(|mappings| mappings.find(fingerprint));
+                // Somewhere it has to be. Operators look for it where the placement does not know (`Handle::operate`).
                 mapped.or_else(|| self.new_home(new, fingerprint, key)).or(here).unwrap_or(0)
             };
             parcels.extend(locked[place].move_out(new.epoch, here.unwrap_or(usize::MAX), &mut home));

@@ -19,8 +19,8 @@ use foldhash::quality::SeedableRandomState;
 use crate::{
     Builder,
     admission::{
-        Admission, Appetite, BatchReport, Bound, Cancel, Dropped, Drops, EngineBound, Evicted, Offer,
-        Overflow, Refusals, Room,
+        Admission, Appetite, BatchReport, Bound, Cancel, Dropped, Drops, EngineBound, Entered, Evicted, For,
+        Offer, Overflow, Refusals, Room, Wish,
     },
     batch::SpareBins,
     clock::Clock,
@@ -30,7 +30,7 @@ use crate::{
     flows::{Mappings, Placed, Placing},
     handler::{Failure, OnFail, report_failure},
     lane::Parcel,
-    message::{Item, Message, fingerprint_of},
+    message::{Item, Kind, Message, fingerprint_of},
     outcome::RetryPolicy,
     placement::{Among, ByHash, LooksAt, Placement},
     shutdown::ShutdownReport,
@@ -213,6 +213,7 @@ pub(crate) struct Shared<K, M> {
 }
 
 /// How long a submitter is ready to wait.
+#[derive(Clone, Copy)]
 pub(crate) enum Patience<'a> {
     /// Not at all.
     None,
@@ -220,13 +221,58 @@ pub(crate) enum Patience<'a> {
     Policy,
     /// As the policy says, unless cancelled.
     Cancellable(&'a Cancel),
+    /// As the policy says, but as a task does, which is woken by this.
+    #[cfg_attr(
+        not(any(feature = "tokio", loom)),
+        expect(dead_code, reason = "there are no tasks without it")
+    )]
+    Task(&'a Waker),
 }
 
-/// A message that could not be taken in, and where.
-struct Blocked<'a, K, M> {
-    arrival: Item<K, M>,
-    bound: Bound,
-    dispatcher: &'a Dispatcher<K, M>,
+impl Patience<'_> {
+    fn is_over(&self) -> bool {
+        matches!(self, Patience::Cancellable(cancel) if cancel.is_cancelled())
+    }
+
+    fn task(&self) -> Option<&Waker> {
+        match self {
+            Patience::Task(waker) => Some(waker),
+            _ => None,
+        }
+    }
+}
+
+/// What a submission keeps while it waits, by whatever clock it goes.
+pub(crate) struct Waiting<I> {
+    /// Since it first found no room.
+    since: Option<I>,
+    /// Where it waits.
+    place: Option<Entered>,
+    /// How many places it has asked for there.
+    asked: u64,
+}
+
+impl<I> Waiting<I> {
+    pub(crate) fn new() -> Self {
+        Waiting { since: None, place: None, asked: 0 }
+    }
+}
+
+/// What came of looking for room until there is nothing to do but to wait.
+pub(crate) enum Step<K, M> {
+    Ended(Result<Admission, Refused<K, M>>),
+    Blocked(Blocked<K, M>),
+}
+
+/// A message for which there is no room. Its submitter has entered where there will be, and has looked again behind that.
+pub(crate) struct Blocked<K, M> {
+    pub(crate) arrival: Item<K, M>,
+    dispatcher: Arc<Dispatcher<K, M>>,
+    /// How long it may wait in all, by the policy of the bound that it has met.
+    #[cfg_attr(not(feature = "tokio"), expect(dead_code, reason = "only tasks have to know it"))]
+    limit: Option<Duration>,
+    /// What is left of that.
+    left: Option<Duration>,
 }
 
 /// What one attempt to submit came to.
@@ -323,7 +369,15 @@ impl<K, M> Shared<K, M> {
     pub(crate) fn deliver(&self, parcel: Parcel<K, M>) {
         self.layout.load().dispatchers[parcel.to].receive(parcel);
         self.moves.end();
-        self.quiet.made_last();
+        self.quiet.stir();
+    }
+
+    /// A worker has found a dispatcher quiet, and perhaps all of those who serve it asleep.
+    pub(crate) fn found_quiet(&self, deserted: bool) {
+        if deserted && self.engine_bound.is_counting() {
+            self.engine_bound.room.rouse(self.engine_bound.capacity);
+        }
+        self.quiet.stir();
     }
 }
 
@@ -351,7 +405,7 @@ impl<K: Hash, M> Shared<K, M> {
         patience: Patience<'_>,
     ) -> Result<Admission, Refused<K, M>> {
         let Message { key, body, kind, priority } = message;
-        let cancelled = matches!(&patience, Patience::Cancellable(cancel) if cancel.is_cancelled());
+        let cancelled = patience.is_over();
         let Some(bits) = self.direct_bits.filter(|_| !cancelled && !self.detour.load(Ordering::Acquire))
         else {
             return self.submit_placed(Message { key, body, kind, priority }, patience);
@@ -381,7 +435,7 @@ impl<K: Hash, M> Shared<K, M> {
         patience: Patience<'_>,
     ) -> Result<Admission, Refused<K, M>> {
         let mut arrival = self.arrive(message);
-        let cancelled = matches!(&patience, Patience::Cancellable(cancel) if cancel.is_cancelled());
+        let cancelled = patience.is_over();
         if self.direct
             && !cancelled
             && !self.detour.load(Ordering::Acquire)
@@ -412,23 +466,110 @@ impl<K: Hash, M> Shared<K, M> {
         mut arrival: Item<K, M>,
         patience: Patience<'_>,
     ) -> Result<Admission, Refused<K, M>> {
-        let mut patient_since = None;
+        let mut waiting = Waiting::new();
         loop {
-            if let Patience::Cancellable(cancel) = &patience
-                && cancel.is_cancelled()
-            {
-                return self.refuse(arrival, Refusal::Cancelled, None);
+            match self.look_for_room(arrival, &mut waiting, &patience, Instant::now) {
+                Step::Ended(result) => return result,
+                Step::Blocked(blocked) => arrival = self.sleep_until_told(blocked, &waiting),
             }
-            let (full, bound, dispatcher) = match self.attempt(arrival) {
-                Attempt::Ended(result) => return result,
+        }
+    }
+
+    /// Until its submitter should look again.
+    fn sleep_until_told(&self, blocked: Blocked<K, M>, waiting: &Waiting<Instant>) -> Item<K, M> {
+        let Blocked { arrival, dispatcher, left, .. } = blocked;
+        let began = Instant::now();
+        let place = waiting.place.as_ref().expect("who is blocked has entered");
+        place.wait(Appetite::patience(waiting.asked, left));
+        self.appetite.learn(began.elapsed(), dispatcher.limits.capacity / 8);
+        arrival
+    }
+
+    /// Attempts until the message is in, or refused, or has to wait as the policy and the submitter's patience allow. The one decision of how a submission waits: threads and tasks differ only in how they sleep.
+    ///
+    /// The policy is that of the bound that is full now, and the time of [`Overflow::BlockFor`] runs from the first look that found no room, whichever bound that met.
+    pub(crate) fn look_for_room<I>(
+        &self,
+        mut arrival: Item<K, M>,
+        waiting: &mut Waiting<I>,
+        patience: &Patience<'_>,
+        now: impl Fn() -> I,
+    ) -> Step<K, M>
+    where
+        I: Copy + std::ops::Sub<Output = Duration>,
+    {
+        let mut has_entered = false;
+        loop {
+            if patience.is_over() {
+                waiting.place = None;
+                return Step::Ended(self.refuse(arrival, Refusal::Cancelled, None));
+            }
+            let (full, bound, dispatcher) = match self.attempt(arrival, &mut waiting.place) {
+                Attempt::Ended(result) => {
+                    waiting.place = None;
+                    return Step::Ended(result);
+                }
                 Attempt::Full(arrival, bound, dispatcher) => (arrival, bound, dispatcher),
             };
-            let since = *patient_since.get_or_insert_with(Instant::now);
-            let blocked = Blocked { arrival: full, bound, dispatcher: &dispatcher };
-            arrival = match self.wait_for_room(blocked, &patience, since) {
-                Ok(arrival) => arrival,
-                Err(result) => return result,
+            let limit = match self.policy(bound, &dispatcher) {
+                Overflow::BlockFor(limit) => Some(limit),
+                _ => None,
             };
+            let left = limit.map(|limit| {
+                let since = *waiting.since.get_or_insert_with(&now);
+                limit.saturating_sub(now() - since)
+            });
+            let impatient = match patience {
+                Patience::None => Some(Refusal::Full(bound)),
+                _ if Inside::is(self.address()) => Some(Refusal::FromHandler(bound)),
+                _ => (left == Some(Duration::ZERO)).then_some(Refusal::TimedOut(bound)),
+            };
+            if let Some(reason) = impatient {
+                waiting.place = None;
+                return Step::Ended(self.refuse(full, reason, Some(&dispatcher)));
+            }
+            // The look behind the entry, unless that was where another bound is: what was released before it would not be told.
+            if has_entered && waiting.place.is_some() {
+                return Step::Blocked(Blocked { arrival: full, dispatcher, limit, left });
+            }
+            waiting.since.get_or_insert_with(&now);
+            if !self.has_room_soon(bound, &dispatcher, patience) {
+                self.enter(waiting, bound, full.message.kind, &dispatcher, patience);
+                has_entered = true;
+            }
+            arrival = full;
+        }
+    }
+
+    /// Whether it is worth looking again before anything else is done.
+    fn has_room_soon(&self, bound: Bound, dispatcher: &Dispatcher<K, M>, patience: &Patience<'_>) -> bool {
+        let is_thread = patience.task().is_none();
+        is_thread && bound == Bound::Dispatcher && self.appetite.is_keen() && dispatcher.has_room_soon()
+    }
+
+    /// Takes a place where there will be room, or goes back to the one that it has there.
+    fn enter<I>(
+        &self,
+        waiting: &mut Waiting<I>,
+        bound: Bound,
+        kind: Kind,
+        dispatcher: &Dispatcher<K, M>,
+        patience: &Patience<'_>,
+    ) {
+        let room = self.room(bound, dispatcher);
+        if let Patience::Cancellable(cancel) = patience {
+            cancel.subscribe(&Waker::from(room.clone()));
+        }
+        let (released, places) = match bound {
+            Bound::Engine => (self.engine_bound.released(), 1),
+            Bound::Dispatcher if patience.task().is_none() => (dispatcher.released(), self.appetite.places()),
+            _ => (dispatcher.released(), 1),
+        };
+        let wish = Wish { what: waits_for(bound, kind), released, places };
+        waiting.asked = places;
+        match &waiting.place {
+            Some(place) => place.again(wish, patience.task()),
+            None => waiting.place = Some(room.enter(wish, patience.task())),
         }
     }
 
@@ -438,24 +579,26 @@ impl<K: Hash, M> Shared<K, M> {
         Item { fingerprint, accepted_at: 0, message }
     }
 
-    /// One attempt, without waiting. All policies but blocking are dealt with here.
-    fn attempt(&self, mut arrival: Item<K, M>) -> Attempt<K, M> {
+    /// One attempt, without waiting. All policies but blocking are dealt with here. `place` is where the submitter waits; it is left as soon as it is known that this is not
+    /// where there will be room, before any code of the user's runs.
+    fn attempt(&self, mut arrival: Item<K, M>, place: &mut Option<Entered>) -> Attempt<K, M> {
         loop {
             let layout = self.layout.load();
             if self.closed.load(Ordering::Acquire) {
                 return Attempt::Ended(self.refuse(arrival, Refusal::Closed, None));
             }
-            let (place, placed) = match self.place(&layout, &arrival) {
-                Placing::At(place, placed) => (place, placed),
+            let (home, placed) = match self.place(&layout, &arrival) {
+                Placing::At(home, placed) => (home, placed),
                 Placing::Stale => continue,
                 Placing::Nowhere => {
                     return Attempt::Ended(self.refuse(arrival, Refusal::NoSuchDispatcher, None));
                 }
             };
-            let dispatcher = &layout.dispatchers[place];
+            let dispatcher = &layout.dispatchers[home];
             let fingerprint = arrival.fingerprint;
             let refused = match self.offer(&layout, dispatcher, arrival) {
                 Offer::Accepted { wake, evicted } => {
+                    self.leave(place, dispatcher, evicted.is_none());
                     if let Some(sleeper) = wake {
                         sleeper.wake();
                     }
@@ -473,8 +616,21 @@ impl<K: Hash, M> Shared<K, M> {
                 Offer::Closed(arrival) => {
                     return Attempt::Ended(self.refuse(arrival, Refusal::Closed, Some(dispatcher)));
                 }
-                Offer::Full(arrival, bound) => return self.full(arrival, bound, dispatcher),
+                Offer::Full(arrival, bound) => {
+                    let what = waits_for(bound, arrival.message.kind);
+                    let is_there = |place: &mut Entered| place.is_for(self.room(bound, dispatcher), what);
+                    drop(place.take_if(|place| !is_there(place)));
+                    return self.full(arrival, bound, dispatcher);
+                }
             }
+        }
+    }
+
+    /// The message is in, at this dispatcher: leaves the place where it waited. What it was woken for is used if that was here; one for which another had to go used none.
+    fn leave(&self, place: &mut Option<Entered>, dispatcher: &Dispatcher<K, M>, takes_place: bool) {
+        let Some(place) = place.take() else { return };
+        if takes_place && (place.is_in(&dispatcher.room) || place.is_in(&self.engine_bound.room)) {
+            place.used();
         }
     }
 
@@ -553,67 +709,10 @@ impl<K: Hash, M> Shared<K, M> {
         }
     }
 
-    /// Waits for room as the policy and the submitter's patience allow. The message comes back for another attempt.
-    fn wait_for_room(
-        &self,
-        blocked: Blocked<'_, K, M>,
-        patience: &Patience<'_>,
-        since: Instant,
-    ) -> Result<Item<K, M>, Result<Admission, Refused<K, M>>> {
-        let Blocked { arrival, bound, dispatcher } = blocked;
-        let refuse = |arrival, reason| Err(self.refuse(arrival, reason, Some(dispatcher)));
-        if matches!(patience, Patience::None) {
-            return refuse(arrival, Refusal::Full(bound));
-        }
-        if Inside::is(self.address()) {
-            return refuse(arrival, Refusal::FromHandler(bound));
-        }
-        let limit = match self.policy(bound, dispatcher) {
-            Overflow::BlockFor(limit) => Some(limit.saturating_sub(since.elapsed())),
-            _ => None,
-        };
-        if limit == Some(Duration::ZERO) {
-            return refuse(arrival, Refusal::TimedOut(bound));
-        }
-        if bound == Bound::Dispatcher && self.appetite.is_keen() && dispatcher.has_room_soon() {
-            return Ok(arrival);
-        }
-        let room = self.room(bound, dispatcher);
-        if let Patience::Cancellable(cancel) = patience {
-            cancel.subscribe(&Waker::from(room.clone()));
-        }
-        let entered = room.enter(self.mark(bound, dispatcher));
-        // The look after the entry: what was released before it would not be announced.
-        match self.attempt(arrival) {
-            Attempt::Ended(result) => Err(result),
-            Attempt::Full(arrival, bound_now, dispatcher_now) => {
-                let cancelled = matches!(patience, Patience::Cancellable(cancel) if cancel.is_cancelled());
-                // If it is another bound that is full now, or that of another dispatcher, this is the wrong room to wait in.
-                let here = bound_now == bound && std::ptr::eq(&*dispatcher_now, dispatcher);
-                if here && !cancelled {
-                    let began = Instant::now();
-                    entered.wait(limit);
-                    self.appetite.learn(began.elapsed(), dispatcher.limits.capacity / 8);
-                }
-                Ok(arrival)
-            }
-        }
-    }
-
     fn room<'a>(&'a self, bound: Bound, dispatcher: &'a Dispatcher<K, M>) -> &'a Arc<Room> {
         match bound {
             Bound::Engine => &self.engine_bound.room,
             _ => &dispatcher.room,
-        }
-    }
-
-    /// How much has to be released before it is worth waking a submitter.
-    fn mark(&self, bound: Bound, dispatcher: &Dispatcher<K, M>) -> u64 {
-        match bound {
-            Bound::Engine => self.engine_bound.released() + 1,
-            Bound::Dispatcher => dispatcher.released() + self.appetite.places(),
-            // Any message that leaves may be the one that makes room in this lane.
-            _ => 0,
         }
     }
 
@@ -653,69 +752,71 @@ impl<K: Hash, M> Shared<K, M> {
         }
     }
 
-    /// One poll of an async submission. The message stays in `arrival` until it is accepted or refused.
+    /// Submits as a task does.
+    #[cfg(feature = "tokio")]
+    pub(crate) async fn submit_async(&self, arrival: Item<K, M>) -> Result<Admission, Refused<K, M>> {
+        let mut submission = Submission::new(arrival);
+        std::future::poll_fn(|context| self.poll_submit(&mut submission, context)).await
+    }
+
+    /// One poll of an async submission. The message stays in `submission` until it is accepted or refused.
     #[cfg(feature = "tokio")]
     fn poll_submit(
         &self,
-        arrival: &mut Option<Item<K, M>>,
-        waiting: &mut Option<Waiting>,
+        submission: &mut Submission<K, M>,
         context: &mut std::task::Context<'_>,
     ) -> std::task::Poll<Result<Admission, Refused<K, M>>> {
         use std::task::Poll;
         loop {
-            let taken = arrival.take().expect("polled after it was ready");
-            let (full, bound, dispatcher) = match self.attempt(taken) {
-                Attempt::Ended(result) => return Poll::Ready(result),
-                Attempt::Full(arrival, bound, dispatcher) => (arrival, bound, dispatcher),
-            };
-            if Inside::is(self.address()) {
-                return Poll::Ready(self.refuse(full, Refusal::FromHandler(bound), Some(&dispatcher)));
-            }
-            let limit = match self.policy(bound, &dispatcher) {
-                Overflow::BlockFor(limit) => Some(limit),
-                _ => None,
-            };
-            let state = waiting.get_or_insert_with(|| Waiting::new(limit));
-            if state.is_over(context) {
-                return Poll::Ready(self.refuse(full, Refusal::TimedOut(bound), Some(&dispatcher)));
-            }
-            let room = self.room(bound, &dispatcher);
-            let mut entered = room.enter(self.mark(bound, &dispatcher));
-            let announced = entered.wait_async(context.waker());
-            // The look after the entry, as above.
-            let here = match self.attempt(full) {
-                Attempt::Ended(result) => return Poll::Ready(result),
-                Attempt::Full(full, bound_now, dispatcher_now) => {
-                    *arrival = Some(full);
-                    bound_now == bound && Arc::ptr_eq(&dispatcher_now, &dispatcher)
+            let arrival = submission.arrival.take().expect("polled after it was ready");
+            let patience = Patience::Task(context.waker());
+            match self.look_for_room(arrival, &mut submission.waiting, &patience, tokio::time::Instant::now) {
+                Step::Ended(result) => return Poll::Ready(result),
+                Step::Blocked(Blocked { arrival, limit, left, .. }) => {
+                    submission.arrival = Some(arrival);
+                    if !submission.is_over(limit.zip(left), context) {
+                        return Poll::Pending;
+                    }
                 }
-            };
-            state.place = Some(entered);
-            if here && !announced {
-                return Poll::Pending;
             }
         }
     }
 }
 
-/// What an async submission keeps while it waits: its place in the room, and its deadline.
+/// What somebody waits for at a bound. Any message that leaves may be the one that makes room in a lane, or of a lane.
+fn waits_for(bound: Bound, kind: Kind) -> For {
+    match bound {
+        Bound::Lane | Bound::Lanes => For::Anything,
+        _ if kind.is_control() => For::Reserve,
+        _ => For::Place,
+    }
+}
+
+/// An async submission on its way.
 #[cfg(feature = "tokio")]
-struct Waiting {
-    place: Option<crate::admission::Entered>,
-    deadline: Option<std::pin::Pin<Box<tokio::time::Sleep>>>,
+struct Submission<K, M> {
+    arrival: Option<Item<K, M>>,
+    waiting: Waiting<tokio::time::Instant>,
+    /// When its time is up, by the policy that gave it so much.
+    deadline: Option<(Duration, std::pin::Pin<Box<tokio::time::Sleep>>)>,
 }
 
 #[cfg(feature = "tokio")]
-impl Waiting {
-    fn new(limit: Option<Duration>) -> Self {
-        Waiting { place: None, deadline: limit.map(|limit| Box::pin(tokio::time::sleep(limit))) }
+impl<K, M> Submission<K, M> {
+    fn new(arrival: Item<K, M>) -> Self {
+        Submission { arrival: Some(arrival), waiting: Waiting::new(), deadline: None }
     }
 
-    fn is_over(&mut self, context: &mut std::task::Context<'_>) -> bool {
-        let passed = |deadline: &mut std::pin::Pin<Box<tokio::time::Sleep>>| {
-            std::future::Future::poll(deadline.as_mut(), context).is_ready()
+    /// Whether its time is up, which is this long in all, and so much of it is left. If not it will be woken then.
+    fn is_over(&mut self, time: Option<(Duration, Duration)>, context: &mut std::task::Context<'_>) -> bool {
+        let Some((limit, left)) = time else {
+            self.deadline = None;
+            return false;
         };
-        self.deadline.as_mut().is_some_and(passed)
+        // The bound that it meets may have changed since, and the policy with it.
+        self.deadline = self.deadline.take().filter(|(of, _)| *of == limit);
+        let (_, deadline) = self.deadline.get_or_insert_with(|| (limit, Box::pin(tokio::time::sleep(left))));
+        std::future::Future::poll(deadline.as_mut(), context).is_ready()
     }
 }
 
@@ -766,11 +867,33 @@ impl<K: Hash, M> Handle<K, M> {
     ///
     /// Refusal keeps order: once a message of a key is refused, so are all later ones of that key in the batch. If the iterator or the hash of a key panics, what was
     /// handed over before stays submitted, and the rest is dropped.
+    ///
+    /// At a full bound whose policy says so it blocks its thread, like [`submit`](Handle::submit). Where that thread is the only one of the runtime on which handlers would make room, that is for
+    /// ever: there, [`try_submit_batch`](Handle::try_submit_batch) refuses what does not fit, and `submit_batch_async` waits.
     pub fn submit_batch<T: Into<Message<K, M>>>(
         &self,
         messages: impl IntoIterator<Item = T>,
     ) -> BatchReport<K, M> {
-        self.shared.submit_batch(messages.into_iter().map(Into::into))
+        self.shared.submit_batch(messages.into_iter().map(Into::into), Patience::Policy)
+    }
+
+    /// The same without ever waiting for room: what meets a full bound that would block is refused, and with it all later messages of its key in the batch.
+    pub fn try_submit_batch<T: Into<Message<K, M>>>(
+        &self,
+        messages: impl IntoIterator<Item = T>,
+    ) -> BatchReport<K, M> {
+        self.shared.submit_batch(messages.into_iter().map(Into::into), Patience::None)
+    }
+
+    /// The same as [`submit_batch`](Handle::submit_batch) from async code: where that would block the thread, this waits. The messages are submitted one by one.
+    ///
+    /// Dropping the future gives up waiting: what the iterator has yielded before the message that waits stays submitted, as far as it was not refused; that message and what comes behind it are dropped, and so is the report.
+    #[cfg(feature = "tokio")]
+    pub async fn submit_batch_async<T: Into<Message<K, M>>>(
+        &self,
+        messages: impl IntoIterator<Item = T>,
+    ) -> BatchReport<K, M> {
+        self.shared.submit_batch_async(messages.into_iter().map(Into::into)).await
     }
 
     /// Submits from async code: where [`submit`](Handle::submit) would block the thread, this waits. Dropping the future gives up waiting.
@@ -778,8 +901,7 @@ impl<K: Hash, M> Handle<K, M> {
     /// Where the policy is [`Overflow::BlockFor`](crate::Overflow::BlockFor), on a runtime of tokio with timers.
     #[cfg(feature = "tokio")]
     pub async fn submit_async(&self, message: impl Into<Message<K, M>>) -> Result<Admission, Refused<K, M>> {
-        let (mut arrival, mut waiting) = (Some(self.shared.arrive(message.into())), None);
-        std::future::poll_fn(|context| self.shared.poll_submit(&mut arrival, &mut waiting, context)).await
+        self.shared.submit_async(self.shared.arrive(message.into())).await
     }
 
     /// Parks the lane of a key in front of its next message. False if it has no lane: nothing of it is outstanding, or what is runs in a stream
@@ -790,7 +912,7 @@ impl<K: Hash, M> Handle<K, M> {
         let parked = self.operate(key, |dispatcher, fingerprint| {
             dispatcher.operate(|lanes, _, _| lanes.park(fingerprint, why, now))
         });
-        self.shared.quiet.made_last();
+        self.shared.quiet.stir();
         parked.unwrap_or(false)
     }
 
@@ -818,7 +940,7 @@ impl<K: Hash, M> Handle<K, M> {
         self.shared.unmap(fingerprint, 1);
         let failure = Failure { attempts, note: Some("skipped by an operator".to_owned()) };
         report_failure(self.shared.settings.on_fail.as_ref(), item.message, failure);
-        self.shared.quiet.made_last();
+        self.shared.quiet.stir();
         true
     }
 
@@ -837,7 +959,7 @@ impl<K: Hash, M> Handle<K, M> {
         let (fingerprint, items, freed) = taken??;
         freed.tell(&self.shared.engine_bound);
         self.shared.unmap(fingerprint, items.len() as u64);
-        self.shared.quiet.made_last();
+        self.shared.quiet.stir();
         Some(items.into_iter().map(|item| item.message).collect())
     }
 
@@ -846,8 +968,12 @@ impl<K: Hash, M> Handle<K, M> {
         // No change of the topology between finding the lane and acting on it.
         let _changes = lock(&self.shared.changing);
         let layout = self.shared.layout.load();
-        let place = self.shared.home(&layout, key, fingerprint)?;
-        layout.dispatchers.get(place).map(|dispatcher| act(dispatcher, fingerprint))
+        let dispatcher = match self.shared.home(&layout, key, fingerprint) {
+            Some(home) => layout.dispatchers.get(home),
+            // Its dispatcher was removed, and the placement names no other: what was there then is somewhere.
+            None => layout.dispatchers.iter().find(|dispatcher| dispatcher.has_lane(fingerprint)),
+        };
+        dispatcher.map(|dispatcher| act(dispatcher, fingerprint))
     }
 }
 
@@ -864,7 +990,7 @@ impl<K: Hash, M> Handle<K, M> {
 }
 
 impl<K: Hash + Clone, M> Handle<K, M> {
-    /// Why the next message of a key is not running, or that it is. `None` if the placement knows no dispatcher for it.
+    /// Why the next message of a key is not running, or that it is. `None` if the placement knows no dispatcher for it, and it has no lane that an earlier one has left.
     pub fn explain(&self, key: &K) -> Option<Explanation<K>> {
         self.operate(key, |dispatcher, fingerprint| dispatcher.explain(fingerprint, &self.shared.clock))
     }
@@ -918,7 +1044,7 @@ impl<K, M> Handle<K, M> {
         let place = layout.position(name);
         let found = place.map(|place| layout.dispatchers[place].set_paused(paused)).is_some();
         // What is ready there does not count any more.
-        self.shared.quiet.made_last();
+        self.shared.quiet.stir();
         found
     }
 
@@ -1066,5 +1192,65 @@ impl<K, M> std::ops::Deref for Engine<K, M> {
 impl<K, M> std::fmt::Debug for Engine<K, M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Engine").field("handle", &self.handle).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc, thread};
+
+    use super::*;
+    use crate::Topology;
+
+    const DEADLINE: Duration = Duration::from_secs(20);
+
+    fn eventually(reached: impl Fn() -> bool) {
+        let deadline = Instant::now() + DEADLINE;
+        while !reached() {
+            assert!(Instant::now() < deadline, "it did not come");
+            thread::yield_now();
+        }
+    }
+
+    /// In fast times a thread asks for many places at once before it wants to be woken. A worker that makes some of them and then hangs tells nobody.
+    #[test]
+    fn a_blocked_submitter_gets_in_when_a_handler_hangs_before_as_much_is_free_as_it_asked_for() {
+        let ((arrive, arrived), (open, gate)) = (mpsc::channel(), mpsc::channel::<()>());
+        let gate = Mutex::new(gate);
+        let engine = Engine::builder()
+            .topology(Topology::pool(1))
+            .worker_queue_capacity(8_192)
+            .handle(move |_, hangs: &mut bool| {
+                if *hangs {
+                    arrive.send(()).unwrap();
+                    // Until the test has ended, however it does.
+                    let _ = lock(&gate).recv();
+                }
+            })
+            .build()
+            .unwrap();
+        // Until the worker knows that messages are quick, and takes hundreds of them at a time.
+        for _ in 0..10 {
+            engine.submit_batch((0..1_000).map(|key| (key, false)));
+            assert!(engine.wait_quiet(DEADLINE));
+        }
+        assert!(engine.pause("pool-0"));
+        // Lanes so deep that it goes on at once when it has settled the first of them.
+        let mut numbers = 0_u64..;
+        while numbers.next().is_some_and(|n| engine.try_submit((n / 64, n == 600)).is_ok()) {}
+        let layout = engine.shared.layout.load();
+        let dispatcher = &layout.dispatchers[0];
+        // When it lies down it tells of whatever there is.
+        eventually(|| dispatcher.sleepers() == 1);
+        (0..20).for_each(|_| engine.shared.appetite.learn(Duration::ZERO, 1_024));
+        let (handle, (tell, answer)) = (engine.handle(), mpsc::channel());
+        let submitter = thread::spawn(move || tell.send(handle.submit((0, false)).is_ok()));
+        eventually(|| dispatcher.room.has_waiters());
+        assert!(engine.unpause("pool-0"));
+        arrived.recv_timeout(DEADLINE).unwrap();
+        let answer = answer.recv_timeout(DEADLINE / 4);
+        drop(open);
+        assert_eq!(answer, Ok(true), "hundreds of places are free, the next may never be, and it sleeps");
+        submitter.join().unwrap().unwrap();
     }
 }

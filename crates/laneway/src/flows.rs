@@ -51,6 +51,11 @@ impl Default for Flows {
 /// Enough that submitters rarely meet; each is a small map.
 const SHARDS: usize = 64;
 
+/// Bits 47 to 52: those from there up are not all of the hash (`message.rs`).
+fn shard_of(fingerprint: u64) -> usize {
+    (fingerprint >> 47) as usize % SHARDS
+}
+
 /// Finished flows that are remembered, per shard.
 const TOMBSTONES: usize = 256;
 
@@ -143,7 +148,7 @@ impl Mappings {
     }
 
     fn shard(&self, fingerprint: u64) -> MutexGuard<'_, Shard> {
-        lock(&self.shards[(fingerprint >> 48) as usize % SHARDS])
+        lock(&self.shards[shard_of(fingerprint)])
     }
 
     /// Finds or makes the mapping of a key and counts one more outstanding. `choose` is asked for a new one.
@@ -409,7 +414,7 @@ impl LockedMappings<'_> {
     }
 
     pub(crate) fn find(&self, fingerprint: u64) -> Option<usize> {
-        let shard = &self.0[(fingerprint >> 48) as usize % SHARDS];
+        let shard = &self.0[shard_of(fingerprint)];
         shard.mappings.get(&fingerprint).map(|mapping| mapping.dispatcher)
     }
 }

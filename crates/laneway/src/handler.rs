@@ -335,9 +335,11 @@ impl<'a, K, M> Run<'a, K, M> {
         };
         match decision {
             Decision::Defer { delay, cost } => {
-                self.tally.retries += 1;
+                // Who only has to wait has not failed.
+                let failed = u32::from(cost == Cost::Attempt);
+                self.tally.retries += u64::from(failed);
                 let until = self.around.clock.now().saturating_add(nanos(delay));
-                let attempts = self.turn.attempts + u32::from(cost == Cost::Attempt);
+                let attempts = self.turn.attempts + failed;
                 Some(Ending::Defer { until, attempts, was_begun: cost != Cost::Nothing, note })
             }
             Decision::ParkMessage => Some(Ending::ParkMessage { note }),

@@ -118,9 +118,9 @@ pub(crate) struct Item<K, M> {
     pub(crate) message: Message<K, M>,
 }
 
-/// Where kind and priority stand in a [mark](Packed): bits of a fingerprint that neither the tables of lanes (the lowest and the highest)
-/// nor the placement (from 32 up) nor the shards of the mappings (from 48 up) go by. Fingerprints are zero there.
-const TAG: u32 = 44;
+/// Where kind and priority stand in a [mark](Packed): bits of a fingerprint that neither the tables of lanes (the lowest and the highest seven)
+/// nor the placement (32 to 52) nor the shards of the mappings (47 to 52) go by. Fingerprints are zero there.
+const TAG: u32 = 53;
 const TAG_MASK: u64 = 0b1111 << TAG;
 
 /// Where a mark says that the message is timed: as high as a table of lanes would have to be large to go by it.

@@ -6,16 +6,19 @@
 
 use std::{
     sync::{Arc, atomic::AtomicU64, atomic::Ordering},
+    task::Waker,
     time::{Duration, Instant},
 };
 
 use foldhash::{SharedSeed, quality::SeedableRandomState};
 
 use crate::{
-    Builder, Handle, ShutdownReport,
+    Admission, Builder, Handle, Message, Refusal, ShutdownReport,
     builder::{HandlerKind, Spawn},
     clock::Clock,
+    engine::{Patience, Shared, Step, Waiting},
     handler::RunTurn,
+    message::Item,
     sync::{Condvar, Mutex, current, lock, park, wait_for},
     worker::{Look, Sleeper, Worker},
 };
@@ -128,6 +131,13 @@ impl Model {
         shared.give_back()
     }
 
+    /// A submission that waits as a task does.
+    pub fn submission(&self, message: impl Into<Message<u8, u8>>) -> Submission {
+        let shared = self.handle.shared.clone();
+        let arrival = Some(shared.arrive(message.into()));
+        Submission { shared, arrival, waiting: Waiting::new() }
+    }
+
     /// Asserts what must be true of every dispatcher between two steps, as long as nothing was given back.
     pub fn audit(&self) {
         for dispatcher in &self.handle.shared.layout.load().dispatchers {
@@ -135,5 +145,32 @@ impl Model {
                 panic!("dispatcher {:?}: {what}", dispatcher.name);
             }
         }
+    }
+}
+
+/// A submission as a task polls it, and gives it up by dropping it.
+pub struct Submission {
+    shared: Arc<Shared<u8, u8>>,
+    arrival: Option<Item<u8, u8>>,
+    waiting: Waiting<Instant>,
+}
+
+impl Submission {
+    /// What became of it. If nothing yet, the waker is told when it should be polled again.
+    pub fn poll(&mut self, waker: &Waker) -> Option<Result<Admission, Refusal>> {
+        let arrival = self.arrival.take().expect("polled after it was ready");
+        match self.shared.look_for_room(arrival, &mut self.waiting, &Patience::Task(waker), Instant::now) {
+            Step::Ended(result) => Some(result.map_err(|refused| refused.reason)),
+            Step::Blocked(blocked) => {
+                self.arrival = Some(blocked.arrival);
+                None
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Submission {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Submission").field("is_over", &self.arrival.is_none()).finish_non_exhaustive()
     }
 }

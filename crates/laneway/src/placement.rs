@@ -61,6 +61,9 @@ pub trait Placement<K>: Send + Sync {
 pub struct ByHash;
 
 impl ByHash {
+    /// So many bits are of the hash, from the lowest: two million dispatchers. Above them a message says what it is (`message.rs`).
+    const BITS: u32 = 21;
+
     /// Bits 32 and up: the lane tables use the lowest and the highest ones, and lanes of one dispatcher must differ there.
     pub(crate) fn bits(fingerprint: u64) -> usize {
         (fingerprint >> 32) as usize
@@ -68,7 +71,11 @@ impl ByHash {
 
     pub(crate) fn index(fingerprint: u64, len: usize) -> usize {
         let bits = ByHash::bits(fingerprint);
-        if len.is_power_of_two() { bits & (len - 1) } else { ((bits as u64 * len as u64) >> 32) as usize }
+        if len.is_power_of_two() {
+            return bits & (len - 1);
+        }
+        let bits = bits as u64 & ((1 << ByHash::BITS) - 1);
+        ((bits * len as u64) >> ByHash::BITS) as usize
     }
 }
 
@@ -143,6 +150,7 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::message::fingerprint_of;
 
     struct Fixed(Vec<(u64, usize)>);
     impl Among for Fixed {
@@ -174,14 +182,29 @@ mod tests {
 
     #[test]
     fn hash_placement_is_even_for_any_number() {
-        let hasher = foldhash::quality::FixedState::default();
-        for len in [1, 2, 3, 4, 7, 8] {
-            let mut seen = vec![0_u32; len];
-            for key in 0..len as u64 * 1_000 {
-                let fingerprint = std::hash::BuildHasher::hash_one(&hasher, key);
-                seen[ByHash::index(fingerprint, len)] += 1;
-            }
+        for len in [1, 2, 3, 4, 7, 8, 100] {
+            let seen = keys_each(len, 1_000);
             assert!(seen.iter().all(|&n| (850..1_150).contains(&n)), "{len}: {seen:?}");
         }
+    }
+
+    #[test]
+    fn thousands_of_partitions_have_as_many_keys_each() {
+        for len in [4_096, 5_000, 8_192, 16_384] {
+            let seen = keys_each(len, 100);
+            let (least, most) = (seen.iter().min().unwrap(), seen.iter().max().unwrap());
+            assert!(*least > 50 && *most < 150, "{len}: from {least} to {most}");
+        }
+    }
+
+    /// How many of so many keys for each partition come to each.
+    fn keys_each(partitions: usize, keys: u64) -> Vec<u32> {
+        let hasher = foldhash::quality::FixedState::default();
+        let mut seen = vec![0; partitions];
+        for key in 0..partitions as u64 * keys {
+            let fingerprint = fingerprint_of(std::hash::BuildHasher::hash_one(&hasher, key));
+            seen[ByHash::index(fingerprint, partitions)] += 1;
+        }
+        seen
     }
 }

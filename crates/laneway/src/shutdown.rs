@@ -10,6 +10,7 @@ use std::{
 #[cfg(feature = "tokio")]
 use crate::builder::Spawn;
 use crate::{
+    admission::Wish,
     dispatcher::Locked,
     engine::{Layout, Shared},
     message::Message,
@@ -124,7 +125,7 @@ impl<K, M> Shared<K, M> {
 
     pub(crate) fn wait_until(&self, deadline: Instant, mut reached: impl FnMut() -> bool) -> bool {
         loop {
-            let entered = self.quiet.enter(0);
+            let entered = self.quiet.enter(Wish::ANYTHING, None);
             if reached() {
                 return true;
             }
@@ -184,18 +185,13 @@ impl<K, M> Shared<K, M> {
     async fn until(&self, limit: Duration, mut reached: impl FnMut() -> bool) {
         let mut place = None;
         let reached = std::future::poll_fn(|context| {
-            loop {
-                let mut entered = self.quiet.enter(0);
-                let announced = entered.wait_async(context.waker());
-                // Looked at behind the entry, as by a thread that waits.
-                if reached() {
-                    return Poll::Ready(());
-                }
-                place = Some(entered);
-                if !announced {
-                    return Poll::Pending;
-                }
+            let entered = self.quiet.enter(Wish::ANYTHING, Some(context.waker()));
+            // Looked at behind the entry, as by a thread that waits.
+            if reached() {
+                return Poll::Ready(());
             }
+            place = Some(entered);
+            Poll::Pending
         });
         // The time that is up, and the last look, are the caller's matter.
         let _ = tokio::time::timeout(limit.min(FAR_FUTURE), reached).await;

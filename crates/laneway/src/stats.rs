@@ -322,7 +322,7 @@ pub struct DispatcherStats {
     pub dispatched: u64,
     /// Turns that were run.
     pub turns: u64,
-    /// Failed attempts that are tried again.
+    /// Failed attempts that are tried again. A message that is held, or told to wait, has not failed.
     pub retries: u64,
     /// Handlers that panicked.
     pub panics: u64,

@@ -156,3 +156,26 @@ fn a_change_in_the_middle_of_a_batch_that_makes_the_bound_of_the_engine_count_is
     }
     assert_eq!(engine.submit_batch((0..10_000).map(|key| (key, 1))).accepted, 2_000);
 }
+
+#[test]
+fn a_batch_that_may_not_wait_is_refused_where_there_is_no_room() {
+    let engine = Engine::builder()
+        .topology(Topology::pool(1))
+        .worker_queue_capacity(100)
+        .handle(|_, _: &mut u64| ())
+        .build()
+        .unwrap();
+    assert!(engine.pause("pool-0"));
+    let report = engine.try_submit_batch((0..300).map(|number| (number / 150, number)));
+    assert_eq!((report.accepted, report.dropped), (100, 0));
+    let reasons: Vec<_> =
+        report.refused.iter().map(|refused| (refused.message.body, refused.reason)).collect();
+    let first = |number| number == 100 || number == 150;
+    let full = Refusal::Full(Bound::Dispatcher);
+    let expected =
+        (100..300).map(|number| (number, if first(number) { full } else { Refusal::AfterRefused }));
+    assert_eq!(reasons, expected.collect::<Vec<_>>());
+    assert!(engine.unpause("pool-0"));
+    assert!(engine.wait_quiet(DEADLINE));
+    assert_eq!(engine.snapshot().account.done, 100);
+}

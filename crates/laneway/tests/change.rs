@@ -260,6 +260,44 @@ fn a_parked_lane_stays_parked_when_it_moves() {
 }
 
 #[test]
+fn a_parked_lane_whose_dispatcher_has_gone_can_be_operated_on() {
+    let log = Log::new();
+    let log_too = log.clone();
+    let engine = Engine::builder()
+        .topology(Topology::assigned([["a", "b"]], |key: &&str| key.split('/').next().unwrap_or("")))
+        .handle(move |_, number: &mut u64| log_too.push(*number))
+        .build()
+        .unwrap();
+    assert!(engine.pause("b"));
+    send(&engine, (0..4).map(|number| ("b/1", number)));
+    assert!(engine.park(&"b/1", "for a while"));
+    engine.remove_dispatcher("b").unwrap();
+    let refused = engine.submit(("b/1", 4)).unwrap_err();
+    assert_eq!(refused.reason, Refusal::NoSuchDispatcher);
+    let explanation = engine.explain(&"b/1").expect("it is somewhere");
+    assert_eq!((explanation.dispatcher.as_str(), explanation.waiting), ("a", 4));
+    assert_eq!(engine.look(&"b/1", 1, |message| message.body), [0]);
+    assert!(engine.skip_head(&"b/1") && engine.resume(&"b/1"));
+    assert_eq!(log.wait_len(3), [1, 2, 3]);
+    assert!(engine.wait_quiet(DEADLINE));
+    assert_eq!(engine.explain(&"b/1"), None, "nothing of it is left, and nothing can come");
+    assert_eq!(engine.snapshot().account.outstanding, 0);
+}
+
+#[test]
+fn what_is_parked_where_its_dispatcher_has_gone_can_be_taken_back() {
+    let topology = Topology::assigned([["a", "b"]], |key: &&str| key.split('/').next().unwrap_or(""));
+    let engine = Engine::builder().topology(topology).handle(|_, _: &mut u64| ()).build().unwrap();
+    assert!(engine.pause("b"));
+    send(&engine, [("b/1", 7)]);
+    assert!(engine.park(&"b/1", "for ever"));
+    engine.remove_dispatcher("b").unwrap();
+    let back = engine.withdraw(&"b/1").expect("it is not in flight");
+    assert_eq!(back.into_iter().map(|message| message.body).collect::<Vec<_>>(), [7]);
+    assert_eq!(engine.snapshot().account.outstanding, 0);
+}
+
+#[test]
 fn messages_parked_alone_stay_aside_when_their_lane_moves_in_flight() {
     let gate = Gate::closed();
     let gate_too = gate.clone();

@@ -15,19 +15,22 @@
 
 #![cfg(loom)]
 
-use std::sync::{
-    Arc, Mutex as StdMutex,
-    atomic::{AtomicUsize, Ordering::SeqCst},
+use std::{
+    sync::{
+        Arc, Mutex as StdMutex,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    task::{Wake, Waker},
+    time::Duration,
 };
-
-use std::time::Duration;
 
 use laneway::{
-    Admission, Among, Bound, Builder, Context, Engine, Flows, LooksAt, Message, Outcome, Overflow, Placement,
-    Refusal, Topology, model::Model,
+    Admission, Among, Bound, Builder, Cancel, Context, Engine, Flows, LooksAt, Message, Outcome, Overflow,
+    Placement, Refusal, Topology,
+    model::{Model, Submission},
 };
 use loom::{
-    sync::{Condvar, Mutex, atomic::AtomicBool},
+    sync::{Condvar, Mutex, Notify, atomic::AtomicBool},
     thread,
 };
 
@@ -327,6 +330,154 @@ fn two_blocked_submitters_both_get_in() {
         other.join().unwrap();
         drain(&model, [worker]);
         assert_eq!(witness.handled().len(), 2);
+    });
+}
+
+/// What a task is woken by.
+struct Alarm(Notify);
+
+impl Wake for Alarm {
+    fn wake(self: Arc<Self>) {
+        self.0.notify();
+    }
+}
+
+/// A submission that waits as a task does, and its task.
+struct Waits {
+    submission: Submission,
+    alarm: Arc<Alarm>,
+}
+
+impl Waits {
+    fn new(model: &Model, message: (u8, u8)) -> Self {
+        Waits { submission: model.submission(message), alarm: Arc::new(Alarm(Notify::new())) }
+    }
+
+    /// One poll. Whether it is in.
+    fn is_in(&mut self) -> bool {
+        let answer = self.submission.poll(&Waker::from(self.alarm.clone()));
+        answer.map(|answer| assert_eq!(answer, Ok(Admission::Accepted))).is_some()
+    }
+
+    /// Polls whenever it is woken, until it is in.
+    fn get_in(&mut self) {
+        while !self.is_in() {
+            self.alarm.0.wait();
+        }
+    }
+}
+
+/// Only as many are woken as places were made. One that was, and gives up without having looked, has to pass it on.
+#[test]
+fn whoever_is_woken_and_gives_up_passes_it_on() {
+    check(|| {
+        let witness = Witness::new();
+        let model = Model::new(engine(&witness, Topology::pool(1)).worker_queue_capacity(1));
+        accept(&model, (A, 1));
+        let gives_up = {
+            let model = model.clone();
+            thread::spawn(move || {
+                let mut waits = Waits::new(&model, (A, 2));
+                let is_in = waits.is_in();
+                if !is_in {
+                    waits.alarm.0.wait();
+                }
+                is_in
+            })
+        };
+        let worker = hire(&model, 0, &witness, |_| ());
+        Waits::new(&model, (B, 1)).get_in();
+        let others = usize::from(gives_up.join().unwrap());
+        drain(&model, [worker]);
+        assert_eq!(witness.handled().len(), 2 + others);
+    });
+}
+
+/// The same, given up at any time: while it waits, or just as it is woken.
+#[test]
+fn whoever_gives_up_while_it_is_woken_takes_no_wake_up_with_it() {
+    check(|| {
+        let witness = Witness::new();
+        let model = Model::new(engine(&witness, Topology::pool(1)).worker_queue_capacity(1));
+        accept(&model, (A, 1));
+        let mut gives_up = Waits::new(&model, (A, 2));
+        assert!(!gives_up.is_in());
+        let mut stays = Waits::new(&model, (B, 1));
+        assert!(!stays.is_in());
+        let worker = hire(&model, 0, &witness, |_| ());
+        let dropped = thread::spawn(move || drop(gives_up));
+        stays.get_in();
+        dropped.join().unwrap();
+        drain(&model, [worker]);
+        assert_eq!(witness.handled(), [(A, 1), (B, 1)]);
+    });
+}
+
+/// A task and a thread, of which the thread may be cancelled at any time.
+#[test]
+fn whoever_is_cancelled_leaves_its_place_to_others() {
+    check(|| {
+        let witness = Witness::new();
+        let model = Model::new(engine(&witness, Topology::pool(1)).worker_queue_capacity(1));
+        accept(&model, (A, 1));
+        let cancel = Cancel::new();
+        let submitter = {
+            let (model, cancel) = (model.clone(), cancel.clone());
+            thread::spawn(move || match model.handle.submit_unless((A, 2), &cancel) {
+                Ok(_) => 1,
+                Err(refused) => {
+                    assert_eq!(refused.reason, Refusal::Cancelled);
+                    0
+                }
+            })
+        };
+        let worker = hire(&model, 0, &witness, |_| ());
+        let mut waits = Waits::new(&model, (B, 1));
+        let is_in = waits.is_in();
+        cancel.cancel();
+        if !is_in {
+            waits.alarm.0.wait();
+            waits.get_in();
+        }
+        let others = submitter.join().unwrap();
+        drain(&model, [worker]);
+        assert_eq!(witness.handled().len(), 2 + others);
+    });
+}
+
+/// A place at the dispatcher comes to one whose lane has become full meanwhile: it is of use to the next, and nothing else will happen until that has it.
+#[test]
+fn whoever_is_woken_and_finds_another_bound_full_passes_it_on() {
+    const C: u8 = 2;
+    const D: u8 = 3;
+    check(|| {
+        let (witness, meeting) = (Witness::new(), Meeting::new());
+        let bounded = engine(&witness, Topology::pool(1)).worker_queue_capacity(2).lane_capacity(1);
+        let model = Model::new(bounded);
+        accept(&model, (A, 1));
+        accept(&model, (B, 1));
+        let [mut first, mut second, mut third] =
+            [(C, 1), (C, 2), (D, 1)].map(|message| Waits::new(&model, message));
+        assert!(!first.is_in() && !second.is_in() && !third.is_in());
+        let worker = {
+            let meeting = meeting.clone();
+            hire(&model, 0, &witness, move |key| {
+                if key == C {
+                    meeting.attend(A)
+                }
+            })
+        };
+        first.alarm.0.wait();
+        first.get_in();
+        second.alarm.0.wait();
+        assert!(!second.is_in(), "the lane of its key has a message, which waits for us");
+        third.alarm.0.wait();
+        third.get_in();
+        meeting.attend(B);
+        second.alarm.0.wait();
+        second.get_in();
+        drain(&model, [worker]);
+        assert_eq!(witness.handled_of(C), [1, 2]);
     });
 }
 

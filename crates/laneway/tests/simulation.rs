@@ -4,7 +4,8 @@
 //! pause, explain, submit batches, and add and remove dispatchers and workers while all of it runs; some end with a shutdown in the middle. The simulator
 //! takes one step at a time and checks after each what must always be true (the account, the bounds, the structure of the lanes, one pair of hands per key,
 //! nobody asleep beside work). The handler's ledger checks the order of each key, and who submits a batch what comes back of it. At the end everything that was accepted must be accounted for,
-//! message by message: done, failed, dropped or given back, each exactly once, so that a gap in what was handled is always one that somebody was told of.
+//! message by message: done, failed, dropped or given back, each exactly once, so that a gap in what was handled is always one that somebody was told of. And nothing may be left, since all that
+//! was stopped is let go in the end.
 //!
 //! `LANEWAY_SIM_SEED` says which seed to begin with, and what it did if it is the only one; `LANEWAY_SIM_SCHEDULES` says how many to run.
 
@@ -340,6 +341,11 @@ fn run(seed: u64, talk: bool) -> Result<(), String> {
         );
     }
     let refusals: Vec<Body> = sim.refused().iter().chain(sim.held()).map(|message| message.body).collect();
+    // Everything that was stopped has been let go, again and again: what is still here could not be reached.
+    let held = sim.held().count();
+    if account.outstanding > 0 || held > 0 {
+        return Err(format!("stranded, with {held} held: {account}"));
+    }
     let mut ledger = ledger.lock().unwrap();
     ledger.accepted.retain(|body| !refusals.contains(body));
     ledger.check(&account, &[])

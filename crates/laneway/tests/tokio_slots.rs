@@ -8,8 +8,9 @@
 mod witness;
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     future::pending,
+    pin::{Pin, pin},
     sync::{
         Arc, Mutex, OnceLock,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
@@ -21,7 +22,7 @@ use std::{
 
 use laneway::{
     Admission, Bound, Builder, Delivery, Engine, Exhausted, Failure, Handle, Kind, Message, Outcome,
-    Overflow, Refusal, RetryPolicy, Topology,
+    Overflow, Refusal, Refused, RetryPolicy, Topology,
 };
 use tokio::{
     runtime::{Builder as RuntimeBuilder, Runtime},
@@ -620,6 +621,55 @@ fn submit_async_obeys_the_policies() {
     assert_eq!(reason(&closed), Err((Refusal::Closed, 7)));
 }
 
+/// Two dispatchers, "a" for even keys, with room for two messages each, in an engine with room for three, in which nothing runs. "a" is full.
+fn two_bounds(at_engine: Overflow, at_dispatcher: Overflow) -> Engine<u64, u64> {
+    let engine = Engine::builder()
+        .topology(Topology::assigned(
+            [["a"], ["b"]],
+            |key: &u64| if key.is_multiple_of(2) { "a" } else { "b" },
+        ))
+        .ingress_capacity(3)
+        .worker_queue_capacity(2)
+        .overflow_at(Bound::Engine, at_engine)
+        .overflow_at(Bound::Dispatcher, at_dispatcher)
+        .handle_async(|_| async {})
+        .build()
+        .unwrap();
+    ["a", "b"].into_iter().for_each(|name| assert!(engine.pause(name)));
+    send(&engine, [(0, 0), (0, 1)]);
+    engine
+}
+
+fn with_paused_time(test: impl Future<Output = ()>) {
+    RuntimeBuilder::new_current_thread().enable_time().start_paused(true).build().unwrap().block_on(test);
+}
+
+#[test]
+fn submit_async_gives_up_at_a_bound_that_it_meets_second() {
+    with_paused_time(async {
+        let engine = two_bounds(Overflow::Block, Overflow::BlockFor(Duration::from_millis(50)));
+        send(&engine, [(1, 0)]);
+        let mut submission = pin!(engine.submit_async((0, 2)));
+        assert!(timeout(A_MOMENT * 2, &mut submission).await.is_err(), "the engine lets it wait for ever");
+        assert!(engine.skip_head(&1));
+        let answer = timeout(DEADLINE, submission).await.expect("it has had its time");
+        assert_eq!(answer.unwrap_err().reason, Refusal::TimedOut(Bound::Dispatcher));
+    });
+}
+
+#[test]
+fn submit_async_goes_on_waiting_at_a_bound_that_it_meets_second() {
+    with_paused_time(async {
+        let engine = two_bounds(Overflow::Block, Overflow::BlockFor(Duration::from_millis(50)));
+        let mut submission = pin!(engine.submit_async((0, 2)));
+        assert!(timeout(Duration::from_millis(10), &mut submission).await.is_err());
+        send(&engine, [(1, 0)]);
+        assert!(timeout(DEADLINE, &mut submission).await.is_err(), "the engine lets it wait for ever");
+        assert!(engine.skip_head(&0));
+        assert_eq!(submission.await.unwrap(), Admission::Accepted);
+    });
+}
+
 #[test]
 fn closing_ends_the_wait_of_an_async_submitter() {
     let runtime = runtime();
@@ -905,6 +955,166 @@ fn a_submission_that_gives_up_leaves_nothing_behind() {
     let answer = waiting.as_mut().poll(&mut Context::from_waker(&waker));
     assert_eq!(answer, Poll::Ready(Ok(Admission::Accepted)));
     assert!(engine.wait_quiet(DEADLINE));
+}
+
+/// To block the only thread of a runtime would be to wait for ever: its slots would have to make room.
+#[test]
+fn a_batch_of_a_task_waits_without_blocking_the_thread() {
+    let runtime = RuntimeBuilder::new_current_thread().enable_time().build().unwrap();
+    let witness = Witness::new();
+    let witness_too = witness.clone();
+    runtime.block_on(async {
+        let engine = Engine::builder()
+            .topology(Topology::pool(2))
+            .worker_queue_capacity(3)
+            .handle_async(move |delivery: Delivery<u64, u64>| {
+                let witness = witness_too.clone();
+                async move {
+                    tokio::task::yield_now().await;
+                    witness.see(delivery.key(), *delivery);
+                }
+            })
+            .build()
+            .unwrap();
+        let handle = engine.handle();
+        let batch = (0..500).map(|number| (number % 5, number / 5));
+        let report = tokio::spawn(async move { handle.submit_batch_async(batch).await }).await.unwrap();
+        assert_eq!((report.accepted, report.dropped, report.refused.len()), (500, 0, 0));
+        assert_eq!(engine.shutdown_async(DEADLINE).await.account.done, 500);
+    });
+    witness.verify((0..5).map(|key| (key, 100)));
+}
+
+#[test]
+fn a_refusal_in_a_batch_of_a_task_holds_for_the_rest_of_its_key() {
+    let runtime = runtime();
+    let engine = full(&runtime, Overflow::BlockFor(Duration::from_millis(20)));
+    let handle = engine.handle();
+    let batch = [(2, 0), (2, 1), (3, 0), (2, 2), (3, 1)].into_iter().inspect(move |message| {
+        if *message == (3, 0) {
+            // By now the first was refused; from now on there is room.
+            assert!(handle.skip_head(&1));
+        }
+    });
+    let report =
+        runtime.block_on(async { timeout(DEADLINE, engine.submit_batch_async(batch)).await.unwrap() });
+    let reasons: Vec<_> = report
+        .refused
+        .iter()
+        .map(|refused| (refused.message.key, refused.message.body, refused.reason))
+        .collect();
+    let timed_out = Refusal::TimedOut(Bound::Dispatcher);
+    let after = Refusal::AfterRefused;
+    assert_eq!(reasons, [(2, 0, timed_out), (2, 1, after), (2, 2, after), (3, 1, timed_out)]);
+    assert_eq!(report.accepted, 1);
+}
+
+#[test]
+fn giving_up_a_batch_leaves_what_came_before_the_one_that_waits() {
+    let runtime = runtime();
+    let engine = slots(&runtime, 1).worker_queue_capacity(3).handle_async(|_| async {}).build().unwrap();
+    assert!(engine.pause("pool-0"));
+    runtime.block_on(async {
+        let batch = (0..10).map(|number| (1, number));
+        assert!(
+            timeout(A_MOMENT, engine.submit_batch_async(batch)).await.is_err(),
+            "it waits, and is dropped"
+        );
+    });
+    assert_eq!(engine.look(&1, 10, |message| message.body), [0, 1, 2]);
+    assert_eq!(engine.snapshot().account.accepted, 3);
+}
+
+/// What it would cost to wake all that wait for each place grows with their square.
+#[test]
+fn a_place_wakes_few_of_those_who_wait() {
+    const WAITING: u64 = 1_000;
+    let engine = Engine::<u64, u64>::builder()
+        .topology(Topology::pool(1))
+        .worker_queue_capacity(1)
+        .handle(|_, _| ())
+        .build()
+        .unwrap();
+    assert!(engine.pause("pool-0"));
+    send(&engine, [(0, 0)]);
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(woken.clone());
+    let poll = |submission: &mut Submitting| submission.as_mut().poll(&mut Context::from_waker(&waker));
+    let mut waiting: VecDeque<Submitting> = (1..=WAITING)
+        .map(|key| {
+            let handle = engine.handle();
+            let mut submission: Submitting = Box::pin(async move { handle.submit_async((key, 0)).await });
+            assert!(poll(&mut submission).is_pending());
+            submission
+        })
+        .collect();
+    for key in 0..WAITING / 2 {
+        let before = woken.0.load(Relaxed);
+        assert!(engine.skip_head(&(2 * key)));
+        eventually("somebody is told of the place", || woken.0.load(Relaxed) > before);
+        // One for the place, and one whenever the worker goes to sleep beside it.
+        let told = woken.0.load(Relaxed) - before;
+        assert!(told < 10, "{told} of {} were woken for one place", waiting.len());
+        // The one that has waited longest was told, and gives up. The next one is in its place.
+        drop(waiting.pop_front());
+        let mut next = waiting.pop_front().unwrap();
+        assert_eq!(poll(&mut next), Poll::Ready(Ok(Admission::Accepted)), "it was told, or has looked");
+    }
+}
+
+/// A submission that its task has let go of for the moment.
+type Submitting = Pin<Box<dyn Future<Output = Result<Admission, Refused<u64, u64>>>>>;
+
+/// A task that holds a submission, and waits for what another task has to submit before it looks at its own again.
+#[test]
+fn a_submission_that_nobody_polls_keeps_nobody_out_for_ever() {
+    let runtime = runtime();
+    let engine = full(&runtime, Overflow::Block);
+    runtime.block_on(async {
+        let mut held = pin!(engine.submit_async((2, 0)));
+        assert!(timeout(A_MOMENT, &mut held).await.is_err());
+        let handle = engine.handle();
+        let mut other = tokio::spawn(async move { handle.submit_async((3, 0)).await.map_err(|r| r.reason) });
+        assert!(timeout(A_MOMENT, &mut other).await.is_err());
+        engine.unpause("pool-0");
+        let answer = timeout(DEADLINE, other).await.expect("there is room, and the first does not want it");
+        assert_eq!(answer.unwrap(), Ok(Admission::Accepted));
+        assert_eq!(timeout(DEADLINE, held).await.expect("now it does").unwrap(), Admission::Accepted);
+    });
+}
+
+/// Each message is polled for a few times, however many wait.
+#[test]
+fn thousands_who_wait_are_polled_a_few_times_each() {
+    const TASKS: u64 = 2_000;
+    const EACH: u64 = 5;
+    let runtime = runtime();
+    let engine = slots(&runtime, 8)
+        .worker_queue_capacity(16)
+        .handle_async(|_: Delivery<u64, u64>| tokio::task::yield_now())
+        .build()
+        .unwrap();
+    let polls = Arc::new(AtomicUsize::new(0));
+    runtime.block_on(async {
+        let submit = |key: u64, handle: Handle<u64, u64>, polls: Arc<AtomicUsize>| async move {
+            for number in 0..EACH {
+                let mut submission = pin!(handle.submit_async((key, number)));
+                let counted = std::future::poll_fn(|context| {
+                    polls.fetch_add(1, Relaxed);
+                    submission.as_mut().poll(context)
+                });
+                counted.await.unwrap();
+            }
+        };
+        let tasks: Vec<_> =
+            (0..TASKS).map(|key| tokio::spawn(submit(key, engine.handle(), polls.clone()))).collect();
+        for task in tasks {
+            timeout(DEADLINE, task).await.expect("each gets in").unwrap();
+        }
+    });
+    assert!(engine.wait_quiet(DEADLINE));
+    let polls = polls.load(Relaxed) as u64;
+    assert!(polls <= 10 * TASKS * EACH, "{polls} polls for {} messages", TASKS * EACH);
 }
 
 // ── the end, on a runtime with one thread ──────────────────────────────────────────────────────────────────────────

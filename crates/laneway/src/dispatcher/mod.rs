@@ -538,12 +538,12 @@ impl<K, M> Dispatcher<K, M> {
         self.accept(&mut ingress, &mut arrival, clock);
         self.note_accepted(&ingress);
         inner.lanes.admit(arrival);
-        let (wake, released) = (ingress.sleepers.take(), inner.released);
+        let wake = ingress.sleepers.take();
         drop(ingress);
         drop(guard);
         if evicted.is_some() && self.limits.look_at_key() {
             // Its place here is taken already, but not that in its lane, or the lane's own.
-            self.room.made(released);
+            self.room.stir();
         }
         Offer::Accepted { wake, evicted }
     }
@@ -693,8 +693,12 @@ impl<K, M> Dispatcher<K, M> {
         match tally.released() {
             0 => {}
             // Where messages are slow, each place is worth a wake-up.
-            _ if next.is_none_or(|wants| wants.slow) => self.room.made_last(),
+            _ if next.is_none_or(|wants| wants.slow) => self.room.made_last(released),
             _ => self.room.made(released),
+        }
+        if !parcels.is_empty() {
+            // What has gone with them was not released.
+            self.room.announce();
         }
         (parcels, found, waited)
     }
@@ -888,13 +892,13 @@ impl<K, M> Dispatcher<K, M> {
     }
 
     /// Registers a worker that found nothing, after one more look under both locks (rule 2); `quick` is what it knows of messages. `quiet` is called if nothing will
-    /// happen here any more without somebody's doing.
+    /// happen here any more without somebody's doing, and told whether all who serve it sleep.
     pub(crate) fn fall_asleep(
         &self,
         sleeper: &Sleeper,
         quick: bool,
         clock: &Clock,
-        quiet: &dyn Fn(),
+        quiet: &dyn Fn(bool),
     ) -> Asleep {
         let mut guard = lock(&self.inner);
         let inner = &mut *guard;
@@ -918,6 +922,7 @@ impl<K, M> Dispatcher<K, M> {
             until = Some(due);
         }
         let is_quiet = inner.lanes.is_quiet();
+        let deserted = is_quiet && ingress.sleepers.len() >= self.servers.load(Ordering::Relaxed);
         let mut given_up = None;
         // Where others go on, one of them sees to it.
         let linger = if is_quiet && !sleeper.can_come_back() { 0 } else { self.limits.keeps.linger };
@@ -928,9 +933,12 @@ impl<K, M> Dispatcher<K, M> {
         }
         drop(guard);
         drop(given_up);
-        self.room.made_last();
+        self.room.made_last(self.released());
+        if deserted {
+            self.room.rouse(self.limits.capacity);
+        }
         if is_quiet {
-            quiet();
+            quiet(deserted);
         }
         Asleep::Until(until)
     }

@@ -64,7 +64,7 @@ impl<K, M> Dispatcher<K, M> {
         }
         if released > before {
             // No worker has made this room, so none would announce it later.
-            self.room.made_last();
+            self.room.made_last(released);
         }
         result
     }
@@ -84,6 +84,11 @@ impl<K, M> Dispatcher<K, M> {
         let ingress = self.ingress();
         let quiet = inner.lanes.is_quiet() && inner.inbox.is_empty() && ingress.buffer.is_empty();
         quiet.then_some(ingress.accepted)
+    }
+
+    /// Whether a key has a lane here.
+    pub(crate) fn has_lane(&self, fingerprint: u64) -> bool {
+        self.operate(|lanes, _, _| lanes.standing(fingerprint).is_some())
     }
 
     pub(crate) fn explain(&self, fingerprint: u64, clock: &Clock) -> Explanation<K>
@@ -249,6 +254,11 @@ impl<K, M> Dispatcher<K, M> {
     pub(crate) fn stop(&self) {
         lock(&self.inner).stopped = true;
         self.wake_all();
+    }
+
+    #[cfg(test)]
+    pub(crate) fn sleepers(&self) -> usize {
+        self.ingress().sleepers.len()
     }
 
     #[cfg(loom)]

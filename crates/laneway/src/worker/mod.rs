@@ -477,7 +477,7 @@ where
     pub(crate) fn lie_down(&mut self) -> Option<Option<u64>> {
         let mut until: Option<u64> = None;
         for place in 0..self.row.len() {
-            let (quick, quiet) = (!self.tempo.is_slow(), || self.shared.quiet.made_last());
+            let (quick, quiet) = (!self.tempo.is_slow(), |deserted| self.shared.found_quiet(deserted));
             match self.row[place].fall_asleep(&self.sleeper, quick, &self.shared.clock, &quiet) {
                 Asleep::Until(due) => until = until.into_iter().chain(due).min(),
                 Asleep::Not => {
@@ -512,8 +512,8 @@ where
 
     /// Is idle and will look again at once: tells those who wait for that, as lying down does.
     pub(crate) fn stay_up(&self) {
-        self.row.iter().for_each(|dispatcher| dispatcher.room.made_last());
-        self.shared.quiet.made_last();
+        self.row.iter().for_each(|dispatcher| dispatcher.room.made_last(dispatcher.released()));
+        self.shared.quiet.stir();
     }
 
     /// How long it sleeps after so many failed cycles: the shortest time of any of its dispatchers.
@@ -554,7 +554,7 @@ impl<K, M> Worker<K, M> {
         }
         if self.shared.mappings.is_some() {
             self.shared.unmapping.fetch_sub(1, Ordering::AcqRel);
-            self.shared.quiet.made_last();
+            self.shared.quiet.stir();
         }
         self.tally.clear();
         self.released_before = 0;
@@ -563,7 +563,7 @@ impl<K, M> Worker<K, M> {
         }
         self.hand.drop_spent();
         if self.row[place].bars_streams() {
-            self.shared.quiet.made_last();
+            self.shared.quiet.stir();
         }
         found
     }
@@ -584,7 +584,7 @@ impl<K, M> Drop for Worker<K, M> {
         self.seat.gone.store(true, Ordering::Release);
         #[cfg(feature = "tokio")]
         self.shared.close_if_abandoned();
-        self.shared.quiet.made_last();
+        self.shared.quiet.stir();
     }
 }
 
