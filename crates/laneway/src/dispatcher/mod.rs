@@ -153,8 +153,8 @@ struct Inner<K, M> {
     stopped: bool,
     /// Messages that have left, whichever way.
     released: u64,
-    /// For how many messages there was room in empty chunks when ingress was last emptied.
-    places_to_spare: usize,
+    /// For how many messages there was room in empty chunks of ingress when that was last emptied.
+    places_in_ingress: usize,
     /// Since when there has been little in the memory that is here.
     little_since: Option<u64>,
 }
@@ -175,7 +175,7 @@ impl<K, M> Inner<K, M> {
     /// Takes over what is in ingress into the inbox, which is empty. No message is moved.
     fn refill(&mut self, ingress: &mut Ingress<K, M>) {
         self.inbox.refill(&mut ingress.buffer);
-        self.places_to_spare = self.inbox.places_to_spare() + ingress.buffer.places_to_spare();
+        self.places_in_ingress = ingress.buffer.places_to_spare();
     }
 
     /// Whether there has been little in the memory that is here, for so long.
@@ -190,7 +190,7 @@ impl<K, M> Inner<K, M> {
     }
 
     fn has_sparse_chunks(&self, keeps: &Keeps) -> bool {
-        keeps.is_sparse(self.places_to_spare, self.inbox.len())
+        keeps.is_sparse(self.places_in_ingress + self.inbox.places_to_spare(), self.inbox.len())
     }
 
     /// Gives up what a burst has left: emptied chunks, or slabs with little in them, or both. What is here moves into slabs of its size, which is a walk over it; so that is done only where it is
@@ -198,7 +198,7 @@ impl<K, M> Inner<K, M> {
     fn give_up(&mut self, keeps: &Keeps, mut ingress: ShortGuard<'_, Ingress<K, M>>) -> GivenUp<K, M> {
         self.little_since = None;
         let _chunks = self.has_sparse_chunks(keeps).then(|| {
-            self.places_to_spare = 0;
+            self.places_in_ingress = 0;
             [self.inbox.give_up(), ingress.buffer.give_up()]
         });
         drop(ingress);
@@ -293,7 +293,7 @@ impl<K, M> Dispatcher<K, M> {
             lanes_turn: false,
             stopped: false,
             released: 0,
-            places_to_spare: 0,
+            places_in_ingress: 0,
             little_since: None,
         };
         Dispatcher {
@@ -692,8 +692,7 @@ impl<K, M> Dispatcher<K, M> {
         freed.tell(bound);
         match tally.released() {
             0 => {}
-            // Where messages are slow, each place is worth a wake-up.
-            _ if next.is_none_or(|wants| wants.slow) => self.room.made_last(released),
+            // Each place is worth a wake-up where whoever waits for it has asked for no more.
             _ => self.room.made(released),
         }
         if !parcels.is_empty() {

@@ -282,20 +282,19 @@ fn emptied_chunks_are_given_up_and_dense_lanes_stay_where_they_are() {
     let mut streamer = Streamer::new(4);
     streamer.wants.stream = false;
     (0..4_000).for_each(|number| streamer.offer(number % 2_000));
-    // Whoever looks brings all into its lane; the next one sees the chunks that it came in.
-    streamer.dispatcher.operate(|_, _, _| ());
-    streamer.offer(0);
+    // Whoever looks brings all into its lane, and leaves the chunks that it came in.
     streamer.dispatcher.operate(|_, _, _| ());
     let before = lock(&streamer.dispatcher.inner).lanes.packing();
     let Streamer { dispatcher, hand, clock, wants, .. } = &mut streamer;
     assert_eq!(dispatcher.claim(wants, hand, clock), Found::Turn);
-    assert!(lock(&dispatcher.inner).places_to_spare > Keeps::USUAL.places);
+    assert!(lock(&dispatcher.inner).has_sparse_chunks(&Keeps::USUAL));
     for linger in [0, Keeps::USUAL.linger] {
         streamer.wants.now += linger;
         streamer.run();
     }
     let inner = lock(&streamer.dispatcher.inner);
-    assert_eq!((inner.places_to_spare, inner.lanes.packing()), (0, before));
+    assert!(!inner.has_sparse_chunks(&Keeps::USUAL) && inner.inbox.places_to_spare() == 0);
+    assert_eq!(inner.lanes.packing(), before);
 }
 
 /// What a stream passes by of a key that has a lane goes there. If that were more than a turn takes from it, a hot lane, though of less than half of all messages, would
