@@ -533,9 +533,16 @@ impl<T> Pushed<T> {
 }
 
 impl<T: Clone> Pushed<T> {
-    /// What is to be copied elsewhere before it is settled.
+    /// What is to be copied elsewhere before it is settled, unless it has been.
     pub(crate) fn copy(&self, receipt: &Receipt) -> Option<Copied<T>> {
         self.shelf().copy(receipt)
+    }
+
+    /// Copies of these are where they should be: if the question fails as a whole and is asked again, no more are made.
+    #[cfg(feature = "rabbitmq")]
+    pub(crate) fn note_copied<'a>(&self, receipts: impl Iterator<Item = &'a Receipt>) {
+        let mut shelf = self.shelf();
+        receipts.for_each(|receipt| shelf.note_copied(receipt));
     }
 }
 
