@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_nats::jetstream::stream::Config;
 use laneway_router::source::broker::{Broker, Examination, Level, Role, from_url};
 use laneway_router::source::nats::{Credentials, NatsSource, Settings};
 use laneway_router::source::sink::{Outgoing, Published, Sink, SinkError};
@@ -136,9 +137,17 @@ async fn the_doctor_names_what_is_wrong_and_how_to_mend_it() {
     assert!(found.iter().any(|it| it.what.contains("4 partitions")), "{found:?}");
     let found = of(Settings { partitions: 8, ..settings.clone() }).await;
     assert!(found.iter().any(|it| it.level == Level::Warning && it.what.contains("says 8")), "{found:?}");
-    // What lies beside the partitions is needed as well, by whoever may not make it.
     let client = async_nats::connect(nats::url(&server)).await.expect("a connection");
     let context = async_nats::jetstream::new(client);
+    // A bound of each subject is a bound of the stream, which has one, and discards the old for it.
+    let stream = context.get_stream("orders-1").await.expect("it is there");
+    let made = stream.cached_info().config.clone();
+    let bounded = Config { max_messages_per_subject: 1_000, ..made.clone() };
+    context.update_stream(bounded).await.expect("changed");
+    let found = of(settings.clone()).await;
+    assert!(found.iter().any(|it| it.level == Level::Error && it.what.contains("of a subject")), "{found:?}");
+    context.update_stream(made).await.expect("changed back");
+    // What lies beside the partitions is needed as well, by whoever may not make it.
     for name in ["orders-dead", "orders-quarantine", "KV_orders-owners"] {
         context.delete_stream(name).await.expect("it was there");
         let found = of(Settings { create: false, ..settings.clone() }).await;

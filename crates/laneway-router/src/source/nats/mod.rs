@@ -706,6 +706,15 @@ impl Settings {
         if any(&forgets) {
             found.push(Finding::error("a full stream forgets its oldest messages", "discard: new"));
         }
+        // All messages of a partition have one subject.
+        let forgets_by_subject =
+            |config: &stream::Config| config.max_messages_per_subject > 0 && !config.discard_new_per_subject;
+        if any(&forgets_by_subject) {
+            found.push(Finding::error(
+                "a stream keeps only so many messages of a subject, of which it has one, and forgets the oldest, whatever `discard` says",
+                "max_msgs_per_subject: -1",
+            ));
+        }
         if any(&|config| !config.max_age.is_zero()) {
             found.push(Finding::warning("messages are forgotten after a time, read or not", "max_age: 0"));
         }

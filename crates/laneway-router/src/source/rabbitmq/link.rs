@@ -482,7 +482,8 @@ async fn examine_queue(
     findings
 }
 
-/// AMQP has no way to ask what a queue is like. But to declare one that is there with other arguments is refused with the first difference, and changes nothing.
+/// AMQP has no way to ask what a queue is like. But to declare one that is there with other arguments is refused with the first difference, and changes nothing. What policies say
+/// cannot be found that way: a limit of deliveries, a length beyond which the oldest go, a time to live.
 async fn differences(connection: &Connection, queue: &str) -> Finding {
     let again = "delete it when it is empty and let `declare = true` make it, or make it again by hand";
     let limit = "make it again with an x-delivery-limit of 1000000000; `attempts` of the pool is the limit that counts attempts";
@@ -495,7 +496,7 @@ async fn differences(connection: &Connection, queue: &str) -> Finding {
     }
     let Some(said) = refusal(connection, queue, arguments(true)).await else {
         return Finding::fine(format!(
-            "queue {queue}: quorum, single active consumer, no limit of deliveries to speak of"
+            "queue {queue}, by its arguments: quorum, single active consumer, no limit of deliveries to speak of (a policy may say otherwise, which AMQP does not tell: `rabbitmqctl list_queues name effective_policy_definition`)"
         ));
     };
     if said.contains("x-single-active-consumer") {
