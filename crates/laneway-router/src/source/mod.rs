@@ -55,6 +55,8 @@ pub mod conformance;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
+#[cfg(any(feature = "rabbitmq", feature = "activemq", feature = "nats"))]
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
@@ -250,6 +252,15 @@ pub struct Depth {
     pub dead: u64,
     /// In quarantine.
     pub quarantined: u64,
+}
+
+/// The instant of a time of the calendar, in milliseconds since 1970, by our clock. Nothing if it is past.
+#[cfg(any(feature = "rabbitmq", feature = "activemq", feature = "nats"))]
+pub(crate) fn instant(millis: u64) -> Option<Instant> {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
+    let left = Duration::from_millis(millis).checked_sub(since)?;
+    // A delay of years is a mistake, and fits no clock.
+    Some(Instant::now() + left.min(Duration::from_secs(365 * 24 * 3600)))
 }
 
 /// As much of a text as fits into so many bytes.

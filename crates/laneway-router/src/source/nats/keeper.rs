@@ -33,8 +33,8 @@ use tokio::time::Instant;
 
 use super::source::{Handle, Shared, State};
 use super::{Failure, GROUP, NOT_BEFORE, number_of};
-use crate::source::ARRIVALS_AT_ONCE;
 use crate::source::shelf::Arrival;
+use crate::source::{ARRIVALS_AT_ONCE, instant};
 
 /// The server never takes a message back by itself: the lease of its partition decides. This is as good as never.
 const ACK_WAIT: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -114,7 +114,9 @@ impl Keeper {
         shared: Arc<Shared>,
         partitions: Vec<stream::Stream>,
     ) -> Result<(Self, Watch), Failure> {
-        let bucket = open_bucket(&shared).await?;
+        let settings = &shared.settings;
+        let bucket =
+            settings.bucket(&shared.context, &settings.owners(), "who reads which partition").await?;
         let watched = bucket.watch_with_history(">").await;
         let watch = watched.map_err(|error| Failure::Absent(format!("cannot watch the leases: {error}")))?;
         let instance = format!("{:016x}", fastrand::u64(..));
@@ -579,26 +581,6 @@ fn tenant(entry: &kv::Entry) -> Option<Tenant> {
     serde_json::from_slice(&entry.value).ok()
 }
 
-async fn open_bucket(shared: &Shared) -> Result<Store, Failure> {
-    let (settings, context) = (&shared.settings, &shared.context);
-    let bucket = settings.owners();
-    // Made as a stream, which is what a bucket is: the client's own way asks for the account first, in words that servers before 2.10 do not know.
-    let config = || stream::Config {
-        name: format!("KV_{bucket}"),
-        description: Some("who reads which partition".to_owned()),
-        subjects: vec![format!("$KV.{bucket}.>")],
-        max_messages_per_subject: 1,
-        discard: stream::DiscardPolicy::New,
-        allow_rollup: true,
-        deny_delete: true,
-        num_replicas: settings.replicas,
-        ..stream::Config::default()
-    };
-    settings.find_or_make(context, &format!("KV_{bucket}"), config).await?;
-    let opened = context.get_key_value(&bucket).await;
-    opened.map_err(|error| Failure::Absent(format!("cannot open the bucket {bucket}: {error}")))
-}
-
 // ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 /// Where messages come from.
@@ -649,7 +631,7 @@ fn arrival(message: &jetstream::Message, origin: &Origin, expected: u64) -> Opti
     }
     let header = |name: &str| message.headers.as_ref()?.get(name).map(|value| value.as_str());
     let group = header(GROUP).map(|group| Arc::from(&*percent_decode_str(group).decode_utf8_lossy()));
-    let not_before = header(NOT_BEFORE).and_then(|millis| millis.parse().ok()).and_then(from_now);
+    let not_before = header(NOT_BEFORE).and_then(|millis| millis.parse().ok()).and_then(instant);
     Some(Arrival {
         id: number_of(info.stream_sequence, origin.partition, origin.partitions),
         group,
@@ -665,14 +647,6 @@ fn arrival(message: &jetstream::Message, origin: &Origin, expected: u64) -> Opti
             published: info.published.unix_timestamp_nanos(),
         },
     })
-}
-
-/// A time of the calendar, by our clock. Nothing if it is past.
-fn from_now(millis: u64) -> Option<Instant> {
-    let time = std::time::UNIX_EPOCH.checked_add(Duration::from_millis(millis))?;
-    let left = time.duration_since(std::time::SystemTime::now()).ok()?;
-    // A delay of years is a mistake; what cannot be added is not waited for.
-    Instant::now().checked_add(left.min(Duration::from_secs(365 * 24 * 3600)))
 }
 
 impl Shared {

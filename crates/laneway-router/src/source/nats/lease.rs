@@ -7,7 +7,6 @@
 use std::time::Duration;
 
 use async_nats::jetstream::kv::{Entry, Operation, Store, UpdateErrorKind};
-use async_nats::jetstream::stream::{self, DiscardPolicy};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -85,23 +84,8 @@ impl NatsLease {
     async fn linked(&self) -> Result<(&Store, &Refusals), Failure> {
         let link = self.link.get_or_try_init(|| async {
             let (context, refusals) = self.settings.connect(&self.name).await?;
-            let name = format!("KV_{BUCKET}");
-            let config = || stream::Config {
-                name: name.clone(),
-                description: Some("who works, of several routers".to_owned()),
-                subjects: vec![format!("$KV.{BUCKET}.>")],
-                max_messages_per_subject: 1,
-                discard: DiscardPolicy::New,
-                allow_rollup: true,
-                deny_delete: true,
-                num_replicas: self.settings.replicas,
-                ..stream::Config::default()
-            };
-            let made = self.settings.find_or_make(&context, &name, config).await;
-            made.map_err(|failure| refusals.explain(failure))?;
-            let opened = context.get_key_value(BUCKET).await;
-            let store =
-                opened.map_err(|error| Failure::Absent(format!("cannot open the bucket: {error}")))?;
+            let store = self.settings.bucket(&context, BUCKET, "who works, of several routers").await;
+            let store = store.map_err(|failure| refusals.explain(failure))?;
             Ok::<_, Failure>((store, refusals))
         });
         link.await.map(|(store, refusals)| (store, refusals))

@@ -49,6 +49,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use async_nats::jetstream::kv::Store;
 use async_nats::jetstream::stream::{DiscardPolicy, RetentionPolicy, StorageType};
 use async_nats::jetstream::{self, stream};
 use async_nats::{ConnectErrorKind, ConnectOptions, Event, ServerError};
@@ -514,6 +515,29 @@ impl Settings {
         context.create_stream(config()).await.map_err(|error| {
             Failure::Wrong(format!("the stream {name} is not there and cannot be made: {error}"))
         })
+    }
+
+    /// Finds a bucket of keys and values, or makes it: as a stream, which is what a bucket is. The client's own way asks for the account first, in words that servers before 2.10 do not know.
+    async fn bucket(
+        &self,
+        context: &jetstream::Context,
+        bucket: &str,
+        description: &str,
+    ) -> Result<Store, Failure> {
+        let config = || stream::Config {
+            name: format!("KV_{bucket}"),
+            description: Some(description.to_owned()),
+            subjects: vec![format!("$KV.{bucket}.>")],
+            max_messages_per_subject: 1,
+            discard: DiscardPolicy::New,
+            allow_rollup: true,
+            deny_delete: true,
+            num_replicas: self.replicas,
+            ..stream::Config::default()
+        };
+        self.find_or_make(context, &format!("KV_{bucket}"), config).await?;
+        let opened = context.get_key_value(bucket).await;
+        opened.map_err(|error| Failure::Absent(format!("cannot open the bucket {bucket}: {error}")))
     }
 }
 

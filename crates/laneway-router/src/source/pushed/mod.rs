@@ -558,13 +558,6 @@ pub(crate) fn brief(reason: &str) -> &str {
     super::cut(reason, REASON_BYTES_MAX)
 }
 
-/// The instant of a time in milliseconds since 1970. None if it is over.
-pub(crate) fn instant(millis: u64) -> Option<Instant> {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
-    let left = Duration::from_millis(millis).checked_sub(since)?;
-    Instant::now().checked_add(left)
-}
-
 /// A panic is a failure like others: a driver that ended with it would leave a source that says nothing for ever.
 pub(crate) async fn caught(held: impl Future<Output = Result<(), SourceError>>) -> Result<(), SourceError> {
     AssertUnwindSafe(held).catch_unwind().await.unwrap_or_else(|panic| {

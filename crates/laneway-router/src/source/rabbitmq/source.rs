@@ -26,9 +26,9 @@ use crate::source::ARRIVALS_AT_ONCE;
 use crate::source::broker::Role;
 use crate::source::pushed::{
     ANSWER, Acknowledged, Arrival, Copied, Ending, LetGo, LongTexts, Memory, Pushed, Weight, Width, brief,
-    caught, fingerprint, instant,
+    caught, fingerprint,
 };
-use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
+use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants, instant};
 
 /// So many batches of settlements are under way at once: all that may wait for one behind them to complete the prefix (`acks.rs`).
 const SETTLES_AT_ONCE: usize = 512;
