@@ -10,14 +10,14 @@ use async_nats::jetstream::stream::Config;
 use laneway_router::source::broker::{Broker, Examination, Level, Role, from_url};
 use laneway_router::source::nats::{Credentials, NatsSource, Settings};
 use laneway_router::source::sink::{Outgoing, Published, Sink, SinkError};
-use laneway_router::source::{Disposal, Settled, Source, SourceError, Wants};
+use laneway_router::source::{Disposal, Rest, Settled, Source, SourceError, Wants};
 use laneway_servers::nats;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, timeout};
 
 use super::broker::{Witness, router, text};
-use super::{LEASE, PATIENCE, is_accepted, open, outgoing, settings, sink};
+use super::{LEASE, PATIENCE, is_accepted, keeps, open, outgoing, settings, sink};
 
 fn wants(most: usize) -> Wants {
     Wants { most, wait: Duration::from_secs(2), lease: PATIENCE }
@@ -304,7 +304,7 @@ async fn poison_goes_to_quarantine_and_its_group_goes_on() {
     witness.wait_for(2).await;
     assert!(router.shutdown(PATIENCE).await.settled);
     assert_eq!(witness.verify(&[("a", 2)]), 0);
-    let kept = source.quarantined(10).await.expect("quarantine");
+    let kept = keeps(&source).kept(Rest::Quarantine, 0, 10).await.expect("quarantine");
     assert_eq!(kept.iter().map(|kept| kept.text.len()).collect::<Vec<_>>(), [texts[1].len(), texts[2].len()]);
     source.close().await;
 }

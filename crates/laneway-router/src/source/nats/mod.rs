@@ -40,6 +40,7 @@
 //! `docs/guide/brokers.md`.
 
 mod answers;
+mod aside;
 mod keeper;
 mod lease;
 mod sink;
@@ -64,7 +65,7 @@ use crate::message::{MESSAGE_BYTES_MAX, Secret};
 use crate::pool::Ungrouped;
 
 pub use self::lease::NatsLease;
-pub use self::source::{NatsSource, Resting};
+pub use self::source::NatsSource;
 
 /// What it is called.
 const KIND: &str = "nats";
