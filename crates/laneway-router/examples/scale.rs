@@ -14,18 +14,22 @@ use std::collections::{BinaryHeap, HashMap, VecDeque};
 struct Measured {
     /// Processor time of the router for one message with an HTTP call, in seconds: `laneway bench router --workload deliver`, two cores.
     cpu: f64,
-    /// Messages per second that one server of a broker hands out and takes back, for a consumer that does nothing else.
-    brokers: [(&'static str, f64); 3],
+    /// Messages per second of one queue that a broker hands out to a router and takes back, where that is known: `laneway-bench router --source KIND`, as `docs/guide/brokers.md` has them.
+    brokers: [(&'static str, Option<f64>); 6],
 }
 
-/// The broker's figures are single runs of small servers on two busy cores, shared with their client: an order of magnitude, no more. The real ones
+/// The brokers' figures are runs of small servers on two busy cores, shared with the router: an order of magnitude, no more. The real ones
 /// are better, and are to be measured by whoever plans with them.
 const MEASURED: Measured = Measured {
     cpu: 27.6e-6,
     brokers: [
-        ("NATS JetStream, one server", 109_000.0),
-        ("Postgres, one connection", 2_800.0),
-        ("SQS FIFO, one queue (quota)", 70_000.0),
+        ("RabbitMQ, one queue", Some(145_300.0)),
+        ("NATS JetStream, one server", Some(142_000.0)),
+        ("ActiveMQ, one queue", Some(5_000.0)),
+        ("Postgres, one queue", Some(4_100.0)),
+        ("SQS FIFO, one queue (quota)", Some(70_000.0)),
+        // The benchmark reads from none.
+        ("Kafka", None),
     ],
 };
 
@@ -358,7 +362,10 @@ fn first_to_break(rate: f64, mean: f64) {
     };
     row("a lane (one key)", 1.0 / mean, rate / KEYS as f64);
     for (name, bears) in MEASURED.brokers {
-        row(name, bears, rate);
+        match bears {
+            Some(bears) => row(name, bears, rate),
+            None => println!("| {name} | not measured | {rate:.0} /s | |"),
+        }
     }
     row("an instance's cores, planned", CORES as f64 / MEASURED.cpu * HEADROOM, rate);
     row("an instance's slots", SLOTS as f64 / mean, rate);

@@ -516,6 +516,12 @@ impl Router {
         .await
     }
 
+    /// A source by its name.
+    pub fn source(&self, name: &str) -> Option<Arc<dyn Source>> {
+        let feeds = self.inner.feeds.lock().unwrap_or_else(PoisonError::into_inner);
+        feeds.iter().map(|feed| &feed.source).find(|source| source.name() == name).map(Arc::clone)
+    }
+
     /// All sources, without asking them what they hold.
     pub fn source_states(&self) -> Vec<SourceView> {
         self.inner

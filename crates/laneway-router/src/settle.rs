@@ -11,6 +11,10 @@
 //! the answer does not speak for it: what the source found stale, and what it took back and has handed out again before we heard of it.
 //! A message that was done although its receipt had become stale is remembered for a while: when it comes again it is settled, not delivered.
 //!
+//! A message is known by its number and a fingerprint of what it says ([`Identity`]). The number alone would do as long as a source never gives it twice, but a server that was killed
+//! may have forgotten how far it had counted, and a stream or a topic that was deleted and made again counts from the start. What comes under the number of another message is a message of its
+//! own: taken for a copy, it would be settled unseen.
+//!
 //! # A group that goes back
 //!
 //! Giving back takes time, and until the source knows, it may hand out the next message of the same group; so may a claim that was under way
@@ -29,6 +33,7 @@
 
 use std::collections::hash_map::Entry as Slot;
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -63,6 +68,8 @@ const DONE_MAX: usize = 16_384;
 /// What is held of one source.
 pub(crate) struct Ledger {
     source: Arc<dyn Source>,
+    /// Makes the fingerprints. Its seed is its own: nobody can write two messages that have the same one.
+    hashing: foldhash::quality::RandomState,
     entries: Mutex<Entries>,
     /// The queue has no bound of its own: nothing is in it that does not have an entry, and entries are bounded by the pools.
     queue: mpsc::UnboundedSender<Settlement>,
@@ -87,9 +94,17 @@ pub(crate) struct Ledger {
     good_until: AtomicU64,
 }
 
+/// Which message a delivery is of.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Identity {
+    id: DeliveryId,
+    /// Of its group and its text.
+    fingerprint: u64,
+}
+
 #[derive(Default)]
 struct Entries {
-    held: HashMap<DeliveryId, Entry, foldhash::fast::RandomState>,
+    held: HashMap<Identity, Entry, foldhash::fast::RandomState>,
     /// Groups of which something has gone back.
     returning: HashMap<Arc<str>, Returning>,
     /// Settlements that have not been answered.
@@ -110,10 +125,9 @@ impl Entries {
     }
 
     /// Notes that a delivery has come. One that is held already has another receipt from now on.
-    fn note(&mut self, delivery: &Delivery, until: Instant) -> Noted {
-        let Delivery { id, sequence, .. } = *delivery;
-        let receipt = delivery.receipt.clone();
-        match self.held.entry(id) {
+    fn note(&mut self, which: Identity, delivery: &Delivery, until: Instant) -> Noted {
+        let (receipt, sequence) = (delivery.receipt.clone(), delivery.sequence);
+        match self.held.entry(which) {
             Slot::Occupied(mut held) => {
                 let entry = held.get_mut();
                 (entry.receipt, entry.lost, entry.until, entry.sequence) = (receipt, false, until, sequence);
@@ -121,7 +135,7 @@ impl Entries {
             }
             Slot::Vacant(free) => {
                 free.insert(Entry { receipt, settling: false, lost: false, until, sequence });
-                if self.done.known.contains(&id) { Noted::Done } else { Noted::New }
+                if self.done.known.contains(&which) { Noted::Done } else { Noted::New }
             }
         }
     }
@@ -184,14 +198,14 @@ struct Returning {
 /// Messages that were done with a stale receipt, the oldest first.
 #[derive(Default)]
 struct Done {
-    known: HashSet<DeliveryId>,
-    order: VecDeque<DeliveryId>,
+    known: HashSet<Identity, foldhash::fast::RandomState>,
+    order: VecDeque<Identity>,
 }
 
 impl Done {
-    fn remember(&mut self, id: DeliveryId) {
-        if self.known.insert(id) {
-            self.order.push_back(id);
+    fn remember(&mut self, which: Identity) {
+        if self.known.insert(which) {
+            self.order.push_back(which);
         }
         if self.order.len() > DONE_MAX
             && let Some(oldest) = self.order.pop_front()
@@ -202,7 +216,7 @@ impl Done {
 }
 
 struct Settlement {
-    id: DeliveryId,
+    which: Identity,
     group: Option<Arc<str>>,
     disposal: Disposal,
 }
@@ -213,6 +227,7 @@ impl Ledger {
         let (queue, settlements) = mpsc::unbounded_channel();
         let ledger = Arc::new(Ledger {
             source,
+            hashing: foldhash::quality::RandomState::default(),
             entries: Mutex::default(),
             queue,
             settled: Notify::new(),
@@ -240,6 +255,10 @@ impl Ledger {
         (entries.claim, entries.losses) = (Some((now, lease)), self.source.losses(now));
     }
 
+    fn identify(&self, delivery: &Delivery) -> Identity {
+        Identity { id: delivery.id, fingerprint: self.hashing.hash_one((&delivery.group, &delivery.text)) }
+    }
+
     fn millis(&self, time: Instant) -> u64 {
         u64::try_from(time.saturating_duration_since(self.opened).as_millis()).unwrap_or(u64::MAX)
     }
@@ -250,15 +269,16 @@ impl Ledger {
         self: &Arc<Self>,
         deliveries: impl Iterator<Item = (&'a Delivery, Option<&'a Arc<str>>)>,
     ) -> Vec<Option<Taken>> {
+        // Before the lock: texts may be long.
+        let deliveries: Vec<_> = deliveries.map(|(one, group)| (self.identify(one), one, group)).collect();
         let now = Instant::now();
         let mut entries = self.entries();
         let until = entries.taken_until(now);
         self.good_until.fetch_min(self.millis(until), Relaxed);
         let mut done = Vec::new();
-        let take = |(delivery, group): (&Delivery, Option<&Arc<str>>)| {
-            let hold =
-                || Held { ledger: Arc::clone(self), id: delivery.id, group: group.cloned(), settled: false };
-            match entries.note(delivery, until) {
+        let take = |(which, delivery, group): (Identity, &Delivery, Option<&Arc<str>>)| {
+            let hold = || Held { ledger: Arc::clone(self), which, group: group.cloned(), settled: false };
+            match entries.note(which, delivery, until) {
                 Noted::New => {
                     let returns = group.and_then(|group| entries.must_return(group, delivery.id, now));
                     return Some(Taken { held: hold(), returns });
@@ -269,7 +289,7 @@ impl Ledger {
             self.copies.fetch_add(1, Relaxed);
             None
         };
-        let taken = deliveries.map(take).collect();
+        let taken = deliveries.into_iter().map(take).collect();
         let losses = entries.losses;
         if self.source.losses(now) != losses {
             // Some of these may have been among them, and whoever has looked since could not see that: one more look.
@@ -301,8 +321,8 @@ impl Ledger {
 
     /// Renews all leases. The answer is how many had run out, or the first error if some could not be renewed.
     pub(crate) async fn renew(&self, lease: Duration) -> Result<usize, SourceError> {
-        let held: Vec<(DeliveryId, Receipt)> =
-            self.entries().held.iter().map(|(id, entry)| (*id, entry.receipt.clone())).collect();
+        let held: Vec<(Identity, Receipt)> =
+            self.entries().held.iter().map(|(which, entry)| (*which, entry.receipt.clone())).collect();
         let (mut lost, mut failed) = (0, None);
         for some in held.chunks(TOGETHER) {
             let receipts = some.iter().map(|(_, receipt)| receipt.clone()).collect();
@@ -316,9 +336,9 @@ impl Ledger {
                 }
             };
             let mut entries = self.entries();
-            for ((id, receipt), answer) in some.iter().zip(answers) {
+            for ((which, receipt), answer) in some.iter().zip(answers) {
                 // One that is being settled, or has come again meanwhile, is not lost.
-                let entry = entries.held.get_mut(id);
+                let entry = entries.held.get_mut(which);
                 let Some(entry) = entry.filter(|entry| !entry.settling && entry.receipt == *receipt) else {
                     continue;
                 };
@@ -350,11 +370,11 @@ impl Ledger {
         }
         let mut entries = self.entries();
         let counting = entries.held.iter().filter(|(_, entry)| !entry.settling && !entry.lost);
-        let (ids, receipts): (Vec<DeliveryId>, Vec<Receipt>) =
-            counting.map(|(id, entry)| (*id, entry.receipt.clone())).unzip();
+        let (all, receipts): (Vec<Identity>, Vec<Receipt>) =
+            counting.map(|(which, entry)| (*which, entry.receipt.clone())).unzip();
         let good = self.source.are_good(&receipts, now);
-        for (id, _) in ids.iter().zip(good).filter(|(_, is_good)| !is_good) {
-            entries.held.get_mut(id).expect("just seen").lost = true;
+        for (which, _) in all.iter().zip(good).filter(|(_, is_good)| !is_good) {
+            entries.held.get_mut(which).expect("just seen").lost = true;
             self.lost.fetch_add(1, Relaxed);
         }
         // Whoever reads this sees what was found. One that was slow may put it back, and costs another look.
@@ -387,7 +407,7 @@ impl Ledger {
     fn receipts(&self, settlements: &[Settlement]) -> Vec<Receipt> {
         let entries = self.entries();
         let receipt = |settlement: &Settlement| {
-            let entry = entries.held.get(&settlement.id).expect("an entry lives until it is settled");
+            let entry = entries.held.get(&settlement.which).expect("an entry lives until it is settled");
             entry.receipt.clone()
         };
         settlements.iter().map(receipt).collect()
@@ -413,7 +433,7 @@ impl Ledger {
         sent: &Receipt,
         answer: Settled,
     ) -> Option<Settlement> {
-        let has_come_again = entries.held.get(&settlement.id).is_some_and(|entry| entry.receipt != *sent);
+        let has_come_again = entries.held.get(&settlement.which).is_some_and(|entry| entry.receipt != *sent);
         // What was given back may have been handed out again before its answer came. That copy was swallowed, so it has to go back, too.
         let goes_back = matches!(settlement.disposal, Disposal::GiveBack { .. });
         if has_come_again && (answer == Settled::Stale || goes_back) {
@@ -422,10 +442,10 @@ impl Ledger {
         if answer == Settled::Stale {
             self.stale.fetch_add(1, Relaxed);
             if settlement.disposal == Disposal::Done {
-                entries.done.remember(settlement.id);
+                entries.done.remember(settlement.which);
             }
         }
-        entries.held.remove(&settlement.id);
+        entries.held.remove(&settlement.which);
         if let (Disposal::GiveBack { .. }, Some(group)) = (&settlement.disposal, &settlement.group)
             && let Some(returning) = entries.returning.get_mut(group)
         {
@@ -453,7 +473,7 @@ pub struct LedgerCounts {
 #[must_use]
 pub(crate) struct Held {
     ledger: Arc<Ledger>,
-    id: DeliveryId,
+    which: Identity,
     group: Option<Arc<str>>,
     settled: bool,
 }
@@ -471,7 +491,7 @@ impl Held {
         if ledger.lost.load(Relaxed) == 0 && ledger.millis(now) < ledger.good_until.load(Relaxed) {
             return false;
         }
-        ledger.entries().held.get(&self.id).is_some_and(|entry| entry.lost || now >= entry.until)
+        ledger.entries().held.get(&self.which).is_some_and(|entry| entry.lost || now >= entry.until)
     }
 
     /// The sequence of its newest delivery, if that is not the one with which it was taken: it may have come again. That of a source without an order is none.
@@ -482,7 +502,7 @@ impl Held {
         if self.ledger.copies.load(Relaxed) == 0 {
             return taken;
         }
-        self.ledger.entries().held.get(&self.id).map_or(taken, |entry| entry.sequence)
+        self.ledger.entries().held.get(&self.which).map_or(taken, |entry| entry.sequence)
     }
 
     fn send(&mut self, disposal: Disposal) {
@@ -490,22 +510,22 @@ impl Held {
         let group = self.group.take();
         let mut entries = self.ledger.entries();
         entries.under_way += 1;
-        if let Some(entry) = entries.held.get_mut(&self.id) {
+        if let Some(entry) = entries.held.get_mut(&self.which) {
             entry.settling = true;
         }
         if let (Disposal::GiveBack { delay }, Some(group)) = (&disposal, &group) {
             let until = Instant::now() + *delay;
-            let fresh = Returning { unconfirmed: 0, first: self.id, until };
+            let fresh = Returning { unconfirmed: 0, first: self.which.id, until };
             let returning = entries.returning.entry(Arc::clone(group)).or_insert(fresh);
             returning.unconfirmed += 1;
-            returning.first = returning.first.min(self.id);
+            returning.first = returning.first.min(self.which.id);
             returning.until = returning.until.max(until);
         }
         // Under the lock, so that nobody sees the settlement under way who could not wait for it. Nobody listens only when the source has closed, or the
         // router is gone; then the lease will run out, and who waits for the source to be free of messages need not wait for this one.
-        if self.ledger.queue.send(Settlement { id: self.id, group, disposal }).is_err() {
+        if self.ledger.queue.send(Settlement { which: self.which, group, disposal }).is_err() {
             entries.under_way -= 1;
-            entries.held.remove(&self.id);
+            entries.held.remove(&self.which);
         }
     }
 }
@@ -656,7 +676,10 @@ mod tests {
         }
 
         fn settle(&self, all: Vec<(Receipt, Disposal)>) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
-            std::future::ready(Ok(vec![Settled::Settled; all.len()])).boxed()
+            let receipts: Vec<_> = all.into_iter().map(|(receipt, _)| receipt).collect();
+            let settled = |is_good| if is_good { Settled::Settled } else { Settled::Stale };
+            let answers = self.are_good(&receipts, Instant::now()).into_iter().map(settled).collect();
+            std::future::ready(Ok(answers)).boxed()
         }
 
         fn extend(&self, all: Vec<Receipt>, _: Duration) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
@@ -684,6 +707,52 @@ mod tests {
     fn delivery(id: DeliveryId) -> Delivery {
         let (receipt, text) = (Receipt::Numbers([id, 0, 0, 0]), b"".as_slice().into());
         Delivery { id, receipt, group: None, text, attempt: 1, sequence: id }
+    }
+
+    /// A message under this number that says so.
+    fn saying(id: DeliveryId, text: &str) -> Delivery {
+        Delivery { text: text.as_bytes().into(), ..delivery(id) }
+    }
+
+    /// The server has lost its count: what it had of the first message is gone, and the next one gets its number.
+    #[tokio::test(start_paused = true)]
+    async fn a_message_with_the_number_of_another_that_was_done_is_taken() {
+        let source = Arc::new(Fake::new());
+        let (ledger, settler) = Ledger::open(Arc::clone(&source) as _);
+        let settler = tokio::spawn(settler);
+        ledger.begin_claim(LEASE);
+        let settled = async || assert!(ledger.wait_settled(Instant::now() + LEASE).await);
+        source.1.store(8, Relaxed);
+        ledger.take(&saying(7, "a")).expect("it is new").settle(Disposal::Done);
+        settled().await;
+        assert_eq!(ledger.counts().stale_settlements, 1, "nobody knows whether it comes again");
+        let other = ledger.take(&saying(7, "b")).expect("it was never seen");
+        assert!(ledger.take(&saying(7, "a")).is_none(), "it was done, and comes again");
+        settled().await;
+        assert_eq!((ledger.len(), ledger.counts().swallowed_copies), (1, 1));
+        other.settle(Disposal::Done);
+        settled().await;
+        assert!(ledger.take(&saying(7, "b")).is_none(), "it was done as well");
+        settler.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_message_with_the_number_of_another_that_is_held_is_no_copy_of_it() {
+        let (ledger, _settler) = Ledger::open(Arc::new(Fake::new()));
+        ledger.begin_claim(LEASE);
+        let _held = ledger.take(&saying(7, "a")).expect("it is new");
+        let _other = ledger.take(&saying(7, "b")).expect("it was never seen");
+        assert!(ledger.take(&saying(7, "a")).is_none() && ledger.take(&saying(7, "b")).is_none());
+        let in_group = Delivery { group: Some("g".into()), ..saying(7, "a") };
+        assert!(ledger.take(&in_group).is_some(), "it says the same in another group");
+    }
+
+    #[test]
+    fn what_was_done_is_forgotten_when_there_is_too_much_of_it() {
+        let mut done = Done::default();
+        (0..DONE_MAX as u64 + 10).for_each(|id| done.remember(Identity { id, fingerprint: 0 }));
+        assert_eq!((done.known.len(), done.order.len()), (DONE_MAX, DONE_MAX));
+        assert!(!done.known.contains(&Identity { id: 9, fingerprint: 0 }));
     }
 
     /// Fails the first time that it is asked to renew leases.

@@ -14,6 +14,8 @@
 //!    machine that was paused, finds its time up at once when it goes on.
 //! 4. What was begun in time can still end late: a call that is under way cannot be taken back. The token of the lease grows with every holder, and
 //!    goes with each call (`Laneway-Epoch`), so that a target can refuse a call of a holder that it knows to be gone.
+//! 5. A server that has lost its last writes (a replica that took over before it had them) gives a token again. So a lease names its holder as nobody else is named, and is renewed
+//!    and let go by that holder only. The token itself is no better than what the server keeps.
 //!
 //! The third line leans on a clock that runs while the process does not. Linux stops it while the whole machine sleeps; then the fourth line
 //! is what is left.
@@ -43,7 +45,7 @@ pub trait Lease: Send + Sync + 'static {
     /// Takes it for a while, if nobody has it. The answer is its token, larger than every one before.
     fn acquire(&self, time: Duration) -> BoxFuture<'_, Result<Option<u64>, SourceError>>;
 
-    /// Has it for a while longer. False if the token is not the holder's any more: its time was up, or somebody else has it.
+    /// Has it for a while longer. False if the token is not the holder's any more: its time was up, or somebody else has it, be it under the same token.
     fn renew(&self, token: u64, time: Duration) -> BoxFuture<'_, Result<bool, SourceError>>;
 
     /// Lets it go, so that nobody has to wait for its end.
@@ -107,7 +109,7 @@ impl Settings {
     pub fn open(&self) -> Result<Arc<dyn Lease>, String> {
         self.check()?;
         #[cfg(any(feature = "postgres", feature = "nats"))]
-        let holder = format!("process {}", std::process::id());
+        let holder = holder();
         #[cfg(feature = "postgres")]
         if self.url.expose().starts_with("postgres") {
             let lease = crate::source::postgres::PostgresLease::open(&self.url, &self.name, &holder);
@@ -120,6 +122,15 @@ impl Settings {
         }
         Err("this program has no lease".to_owned())
     }
+}
+
+/// A name that nobody else has, and that says where to look: in containers every process may be the first, and hosts may be called the same.
+#[cfg(any(feature = "postgres", feature = "nats"))]
+fn holder() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| std::env::var("HOSTNAME"));
+    let host = host.unwrap_or_default();
+    let host = if host.trim().is_empty() { "a host" } else { host.trim() };
+    format!("{host}, process {}, {:08x}", std::process::id(), fastrand::u32(..))
 }
 
 /// A turn to work: good for as long as the lease is held under its token.

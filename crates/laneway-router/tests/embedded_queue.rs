@@ -267,7 +267,7 @@ async fn delays_attempts_dead_letters_quarantine_and_deduplication_survive_a_res
     let depth = queue.depth().await.expect("depth");
     assert_eq!((depth.waiting, depth.leased, depth.dead, depth.quarantined), (2, 0, 1, 1));
     let dead = queue.dead_letters(0, 10).await.expect("dead letters");
-    assert_eq!((&*dead[0].text, dead[0].reason.as_str(), dead[0].attempts), (b"d".as_slice(), "no", 1));
+    assert_eq!((&*dead[0].text, dead[0].reason.as_str(), dead[0].attempts), (b"d".as_slice(), "no", Some(1)));
     assert_eq!(dead[0].group.as_deref(), Some("dead"));
     assert_eq!(queue.quarantined(0, 10).await.expect("quarantine")[0].reason, "what?");
     let again = queue.publish(of("once", "1").deduplication_id("once")).await.expect("answered");

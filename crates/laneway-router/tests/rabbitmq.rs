@@ -80,6 +80,14 @@ impl Rabbit {
         assert!(published.iter().all(|one| matches!(one, Published::Accepted { .. })), "{published:?}");
     }
 
+    async fn delete(&self, queue: &str) {
+        let url = self.settings.url.expose();
+        let connection = Connection::connect(url, ConnectionProperties::default()).await.expect("connected");
+        let channel = connection.create_channel().await.expect("a channel");
+        channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await.expect("deleted");
+        connection.close(200, "done".into()).await.expect("closed");
+    }
+
     /// Takes everything from a queue.
     async fn empty(&self, queue: &str) -> Vec<(String, lapin::BasicProperties)> {
         let url = self.settings.url.expose();
@@ -221,6 +229,32 @@ async fn a_dead_letter_keeps_twenty_kib_of_headers() {
     for (name, value) in headers.inner() {
         assert_eq!(found.inner().get(name.as_str()), Some(value), "{name}");
     }
+}
+
+/// What cannot be put aside fails a question as a whole, which is asked again in parts: what has been put aside already is not put there again.
+#[tokio::test]
+async fn dead_letters_are_kept_once_although_another_message_cannot_be_put_aside() {
+    let rabbit = Rabbit::new(settings(broker())).await;
+    rabbit.publish((0..9).map(|number| sample("a", number)).collect()).await;
+    let source = rabbit.queue.consumer("reader");
+    let mut held = Vec::new();
+    while held.len() < 9 {
+        held.extend(claim_again(&source, 9).await);
+    }
+    rabbit.delete(&rabbit.settings.quarantine).await;
+    let dead = |one: &Delivery| (one.receipt.clone(), Disposal::DeadLetter { reason: "no".to_owned() });
+    let letters: Vec<_> = held[..8].iter().map(dead).collect();
+    let unreadable = (held[8].receipt.clone(), Disposal::Quarantine { reason: "no".to_owned() });
+    let all = letters.iter().cloned().chain([unreadable]).collect();
+    let Err(SourceError::Broken(said)) = source.settle(all).await else {
+        panic!("there is no place for one")
+    };
+    assert!(said.contains("no queue for a message"), "{said}");
+    assert_eq!(source.settle(letters).await, Ok(vec![Settled::Settled; 8]));
+    let kept = rabbit.empty(&rabbit.settings.dead_letters).await;
+    let texts: Vec<_> = kept.iter().map(|(text, _)| text.parse()).collect();
+    assert_eq!(texts, (0..8).map(Ok).collect::<Vec<_>>());
+    source.close().await;
 }
 
 fn sample(group: &str, text: impl ToString) -> Sample {

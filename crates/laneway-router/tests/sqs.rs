@@ -19,6 +19,7 @@ use laneway_router::source::sqs::{Keys, SqsSettings};
 use laneway_router::source::{Disposal, Settled, SourceError, Wants};
 use laneway_servers::sqs;
 use serde_json::json;
+use tokio::sync::mpsc;
 
 fn settings(url: &str) -> SqsSettings {
     let keys = Keys {
@@ -259,18 +260,118 @@ fn asked_of_an_empty_queue() -> (String, Arc<Mutex<Vec<u64>>>) {
                     asked.lock().unwrap().push(seconds);
                     kept.push(stream);
                 }
-                None => {
-                    let body = r#"{"Attributes":{"FifoQueue":"true"}}"#;
-                    let head = format!(
-                        "HTTP/1.1 200 OK\r\nContent-Type: application/x-amz-json-1.0\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-                        body.len()
-                    );
-                    let _ = stream.write_all(format!("{head}{body}").as_bytes());
-                }
+                None => answer(&mut stream, &json!({ "Attributes": { "FifoQueue": "true" } })),
             }
         }
     });
     (url, waits)
+}
+
+fn answer(stream: &mut std::net::TcpStream, body: &serde_json::Value) {
+    let body = body.to_string();
+    let head = format!(
+        "HTTP/1.1 200 OK\r\nContent-Type: application/x-amz-json-1.0\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        body.len()
+    );
+    let _ = stream.write_all(format!("{head}{body}").as_bytes());
+}
+
+/// A standard queue with so many messages that answers to no send until `let_go` is dropped. What it was asked to send, delete and hide, how many in one call.
+struct SlowToSend {
+    url: String,
+    asked: mpsc::UnboundedReceiver<(&'static str, usize)>,
+    let_go: std::sync::mpsc::Sender<()>,
+}
+
+impl SlowToSend {
+    fn with(count: usize) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let url = format!("http://{}/1/orders", listener.local_addr().expect("an address"));
+        let (tell, asked) = mpsc::unbounded_channel();
+        let (let_go, gate) = std::sync::mpsc::channel::<()>();
+        let (gate, given) = (Arc::new(Mutex::new(gate)), Arc::new(AtomicUsize::new(0)));
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let Ok(mut stream) = stream else { return };
+                let (tell, gate, given) = (tell.clone(), Arc::clone(&gate), Arc::clone(&given));
+                std::thread::spawn(move || {
+                    let request = read_request(&mut stream);
+                    let entries = request["Entries"].as_array().cloned().unwrap_or_default();
+                    let what = match entries.first() {
+                        Some(entry) if entry["MessageBody"].is_string() => "send",
+                        Some(entry) if entry["VisibilityTimeout"].is_number() => "hide",
+                        Some(_) => "delete",
+                        None if request["MaxNumberOfMessages"].is_number() => {
+                            return answer(&mut stream, &some_messages(&given, count));
+                        }
+                        None => return answer(&mut stream, &json!({ "Attributes": {} })),
+                    };
+                    let _ = tell.send((what, entries.len()));
+                    if what == "send" {
+                        let _ = gate.lock().unwrap().recv();
+                    }
+                    let done = |entry: &serde_json::Value| json!({ "Id": entry["Id"], "MessageId": "copy", "MD5OfMessageBody": "0" });
+                    let done: Vec<_> = entries.iter().map(done).collect();
+                    answer(&mut stream, &json!({ "Successful": done, "Failed": [] }));
+                });
+            }
+        });
+        SlowToSend { url, asked, let_go }
+    }
+}
+
+/// The next ten, as long as there are any.
+fn some_messages(given: &AtomicUsize, count: usize) -> serde_json::Value {
+    let from = given.fetch_add(10, Relaxed);
+    let message = |number: usize| json!({ "MessageId": format!("m-{number}"), "ReceiptHandle": format!("r-{number}"), "Body": "x" });
+    json!({ "Messages": (from..count.min(from + 10)).map(message).collect::<Vec<_>>() })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_done_does_not_wait_for_dead_letters() {
+    let SlowToSend { url, mut asked, let_go } = SlowToSend::with(51);
+    let ours = SqsSettings { dead_letters: Some(url.clone()), ..settings(&url) };
+    let source = ours.open_source("orders".into()).await.expect("a source");
+    let wants = Wants { most: 51, wait: Duration::from_secs(5), lease: Duration::from_secs(30) };
+    let mut held = Vec::new();
+    while held.len() < 51 {
+        held.extend(source.claim(wants).await.expect("a claim"));
+    }
+    let dead =
+        |at: usize| if at == 25 { Disposal::Done } else { Disposal::DeadLetter { reason: "no".to_owned() } };
+    let disposals = held.iter().enumerate().map(|(at, it)| (it.receipt.clone(), dead(at))).collect();
+    let letters: Vec<_> =
+        held.iter().enumerate().filter(|(at, _)| *at != 25).map(|(_, it)| it.receipt.clone()).collect();
+    let settling = tokio::spawn({
+        let source = Arc::clone(&source);
+        async move { source.settle(disposals).await }
+    });
+    let (mut sent, mut is_deleted) = (Vec::new(), false);
+    let told = async {
+        while !is_deleted || sent.iter().sum::<usize>() < 50 {
+            match asked.recv().await {
+                Some(("delete", 1)) => is_deleted = true,
+                Some(("send", count)) => sent.push(count),
+                other => panic!("{other:?}"),
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, told).await.expect("nobody has to wait for a letter");
+    assert_eq!(sent, [10; 5], "all at a time, and ten together");
+    let renewed = source.extend(letters, Duration::from_secs(60)).await;
+    assert_eq!(renewed, Ok(vec![Settled::Settled; 50]), "they are ours meanwhile");
+    drop(let_go);
+    let settled = tokio::time::timeout(PATIENCE, settling).await.expect("it is settled").expect("no panic");
+    assert_eq!(settled, Ok(vec![Settled::Settled; 51]));
+    let (mut hidden, mut deleted) = (0, 0);
+    while let Ok((what, count)) = asked.try_recv() {
+        match what {
+            "hide" => hidden += count,
+            "delete" => deleted += count,
+            _ => panic!("each is sent once"),
+        }
+    }
+    assert_eq!((hidden, deleted), (50, 50));
 }
 
 /// The body of a request, which is an object.

@@ -16,12 +16,16 @@ use crate::table::{self, Column, count, field, printable};
   laneway dead-letters list --after 4711    those behind that sequence
   laneway dead-letters redrive 41 43        let these two come again
   laneway dead-letters redrive --all        let all come again, oldest first
-  laneway dead-letters purge --yes          forget them for good")]
+  laneway dead-letters --source orders      those of a broker: NATS or Postgres
+  laneway dead-letters purge --yes          forget them for good
+
+SQS, RabbitMQ, ActiveMQ and Kafka keep them where their own tools show them;
+of those it says where that is.")]
 pub(crate) struct Options {
     #[command(subcommand)]
     what: Option<What>,
-    /// The queue that they came from; need not be said where there is only one
-    #[arg(long, global = true, value_name = "NAME")]
+    /// The queue, or the source, that they came from; need not be said where there is only one
+    #[arg(long, global = true, visible_alias = "source", value_name = "NAME")]
     queue: Option<String>,
     #[command(flatten)]
     service: Service,
@@ -85,7 +89,7 @@ fn and_queue(queue: Option<&str>) -> String {
     queue.map(|queue| format!("&queue={}", part(queue))).unwrap_or_default()
 }
 
-/// What is known of a broker's dead letters: how many, and where they are.
+/// What is known of dead letters that are not listed: how many, and where they are.
 const ELSEWHERE: [Column; 4] = [
     ("source", |source| field(source, "name")),
     ("kind", |source| field(source, "kind")),
@@ -219,12 +223,12 @@ fn redrive_all(service: &Service, queue: Option<&str>, most: Option<u64>) -> Res
     Ok(())
 }
 
-/// How many dead letters a queue has: the one that is named, or the one that the service takes if none is.
+/// How many dead letters a source has: the one that is named, or the one that the service takes if none is.
 fn dead_letters_of(sources: &Value, queue: Option<&str>) -> Option<u64> {
-    let queues: Vec<&Value> =
-        sources.as_array()?.iter().filter(|source| source["kind"] == "embedded").collect();
-    let of = |name: &str| queues.iter().find(|source| source["name"] == name);
-    let source = match (queue, queues.as_slice()) {
+    let listed: Vec<&Value> =
+        sources.as_array()?.iter().filter(|source| !source["deadLettersAt"].is_string()).collect();
+    let of = |name: &str| listed.iter().find(|source| source["name"] == name);
+    let source = match (queue, listed.as_slice()) {
         (Some(name), _) => of(name)?,
         (None, [only]) => only,
         (None, _) => of("default")?,

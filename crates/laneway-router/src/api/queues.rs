@@ -1,6 +1,7 @@
 //! `/api/sources`, `/api/dead-letters`, `/api/quarantine`: what the queues hold, and what came to rest in them.
 
 use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 
 use axum::Extension;
 use axum::extract::State;
@@ -19,13 +20,13 @@ use crate::mediator::headers::is_secret;
 use crate::message;
 use crate::router::SourceView;
 use crate::service::Service;
-use crate::source::SourceError;
-use crate::source::embedded::{BATCH_MAX, EmbeddedQueue, Kept};
+use crate::source::embedded::BATCH_MAX;
+use crate::source::{Keeps, Kept, Rest};
 
 pub(super) fn routes() -> Vec<Route> {
     let page = |route: Route| {
         route
-            .query("queue", "string", "The queue; the only one, or default")
+            .query("queue", "string", "The queue, or the source; the only one, or default")
             .query("after", "integer", "Behind this sequence; 0 for the oldest")
             .query(
                 "most",
@@ -46,11 +47,11 @@ pub(super) fn routes() -> Vec<Route> {
         .takes("Redrive")
         .gives(200, "Redriven"),
         Route::delete("/api/dead-letters", purge_dead_letters, "Forgets all dead letters of a queue")
-            .query("queue", "string", "The queue; the only one, or default")
+            .query("queue", "string", "The queue, or the source; the only one, or default")
             .gives(200, "Purged"),
         page(Route::get("/api/quarantine", quarantine, "What could not be read as a message, oldest first")),
         Route::delete("/api/quarantine", purge_quarantine, "Forgets all that is in quarantine")
-            .query("queue", "string", "The queue; the only one, or default")
+            .query("queue", "string", "The queue, or the source; the only one, or default")
             .gives(200, "Purged"),
     ]
 }
@@ -75,11 +76,10 @@ pub(super) struct Source {
     dead_letters_at: Option<&'static str>,
 }
 
-/// Where a kind of broker keeps what was given up. Each keeps it itself, so that it is where its users look for it.
+/// Where a kind of broker keeps what was given up, if that is not listed here. Each keeps it itself, so that it is where its users look for it.
 fn dead_letters_at(kind: &str) -> Option<&'static str> {
     Some(match kind {
-        "embedded" => return None,
-        "nats" => "the stream <stream>-dead, the reason in Laneway-Reason; look with `nats stream view`",
+        "embedded" | "nats" | "postgres" => return None,
         "rabbitmq" => {
             "the queue <queue>.dead, or that of dead-letters, the reason in x-laneway-reason; look with the management page"
         }
@@ -92,7 +92,6 @@ fn dead_letters_at(kind: &str) -> Option<&'static str> {
         "kafka" => {
             "the topic of dead-letters, the reason in laneway-reason; look with `kafka-console-consumer --property print.headers=true`"
         }
-        "postgres" => "the table laneway_queue.kept, the reason beside them; look with SQL",
         _ => "where the source itself keeps them",
     })
 }
@@ -145,9 +144,9 @@ struct KeptMessage {
     id: Option<String>,
     group: Option<String>,
     reason: String,
-    attempts: u32,
+    attempts: Option<u32>,
     at: String,
-    published_at: String,
+    published_at: Option<String>,
     text: String,
 }
 
@@ -161,7 +160,7 @@ impl From<Kept> for KeptMessage {
             reason: kept.reason,
             attempts: kept.attempts,
             at: iso(kept.kept_millis),
-            published_at: iso(kept.published_millis),
+            published_at: kept.published_millis.map(iso),
             text,
         }
     }
@@ -207,42 +206,54 @@ fn raw(value: &(impl Serialize + ?Sized)) -> Box<RawValue> {
     to_raw_value(value).expect("texts and what was JSON before")
 }
 
-/// Where a queue keeps what came to rest.
-#[derive(Clone, Copy)]
-enum Shelf {
-    DeadLetters,
-    Quarantine,
+/// Where a place is listed.
+fn path(rest: Rest) -> &'static str {
+    match rest {
+        Rest::DeadLetters => "/api/dead-letters",
+        Rest::Quarantine => "/api/quarantine",
+    }
 }
 
-impl Shelf {
-    fn path(self) -> &'static str {
-        match self {
-            Shelf::DeadLetters => "/api/dead-letters",
-            Shelf::Quarantine => "/api/quarantine",
+/// What came to rest in a source, by its name. Without one it is that of the only source there is, or that of a queue as everywhere.
+fn keeps_of(service: &Service, name: Option<&str>) -> Result<(String, Arc<dyn Keeps>), Problem> {
+    let sources = service.router().source_states();
+    let only = match &sources[..] {
+        [only] => Some(&*only.name),
+        _ => None,
+    };
+    let brokers = || sources.iter().filter(|source| source.kind != "embedded");
+    let Some(broker) = brokers().find(|source| name.or(only) == Some(&*source.name)) else {
+        if name.is_none() && service.queue_names().is_empty() && brokers().count() > 1 {
+            let names: Vec<&str> = brokers().map(|source| &*source.name).collect();
+            let detail = format!("there are several sources; `queue` says which: {}", names.join(", "));
+            return Err(Problem::unprocessable(detail));
         }
+        let (name, queue) = queue_of(service, name)?;
+        return Ok((name, Arc::new(queue)));
+    };
+    if let Some(place) = dead_letters_at(broker.kind) {
+        let detail = format!("{} ({}) keeps its dead letters itself: {place}", broker.name, broker.kind);
+        return Err(Problem::unprocessable(detail));
     }
-
-    async fn read(self, queue: &EmbeddedQueue, after: u64, most: usize) -> Result<Vec<Kept>, SourceError> {
-        match self {
-            Shelf::DeadLetters => queue.dead_letters(after, most).await,
-            Shelf::Quarantine => queue.quarantined(after, most).await,
-        }
-    }
+    let gone = || Problem::not_found(format!("there is no source {:?} any more", broker.name));
+    let source = service.router().source(&broker.name).ok_or_else(gone)?;
+    let keeps = source.keeps()?.ok_or_else(gone)?;
+    Ok((broker.name.clone(), keeps))
 }
 
 /// A page, and where there is more, the header that says so.
 type Answer = Result<(AppendHeaders<Option<(HeaderName, String)>>, axum::Json<Vec<KeptMessage>>), Problem>;
 
 /// A page, and in `Link` where the next one is. A page that is short need not be the last, since it ends also where it has become long.
-async fn page(service: &Service, page: Page, shelf: Shelf) -> Answer {
-    let (name, queue) = queue_of(service, page.queue.as_deref())?;
+async fn page(service: &Service, page: Page, rest: Rest) -> Answer {
+    let (name, keeps) = keeps_of(service, page.queue.as_deref())?;
     let most = most(page.most, 100);
-    let kept = shelf.read(&queue, page.after, most).await?;
+    let kept = keeps.kept(rest, page.after, most).await?;
     let last = kept.last().map(|kept| kept.sequence);
     let next = match last {
-        Some(last) if !shelf.read(&queue, last, 1).await?.is_empty() => {
+        Some(last) if !keeps.kept(rest, last, 1).await?.is_empty() => {
             let queue = utf8_percent_encode(&name, NON_ALPHANUMERIC);
-            let path = shelf.path();
+            let path = path(rest);
             Some((header::LINK, format!("<{path}?after={last}&most={most}&queue={queue}>; rel=\"next\"")))
         }
         _ => None,
@@ -252,11 +263,11 @@ async fn page(service: &Service, page: Page, shelf: Shelf) -> Answer {
 }
 
 async fn dead_letters(State(service): State<Service>, Query(asked): Query<Page>) -> Answer {
-    page(&service, asked, Shelf::DeadLetters).await
+    page(&service, asked, Rest::DeadLetters).await
 }
 
 async fn quarantine(State(service): State<Service>, Query(asked): Query<Page>) -> Answer {
-    page(&service, asked, Shelf::Quarantine).await
+    page(&service, asked, Rest::Quarantine).await
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -278,7 +289,7 @@ async fn redrive(
     State(service): State<Service>,
     Json(mut asked): Json<Redrive>,
 ) -> Result<(Extension<Detail>, axum::Json<Redriven>), Problem> {
-    let (name, queue) = queue_of(&service, asked.queue.as_deref())?;
+    let (name, keeps) = keeps_of(&service, asked.queue.as_deref())?;
     if asked.sequences.as_ref().is_some_and(|sequences| sequences.len() > BATCH_MAX) {
         return Err(Problem::unprocessable(format!("more than {BATCH_MAX} sequences at once")));
     }
@@ -291,7 +302,7 @@ async fn redrive(
         Some(sequences) => format!("sequences {}", first_of(sequences)),
         None => "the oldest".to_owned(),
     };
-    let done = queue.redrive(asked.sequences, asked.most.unwrap_or(BATCH_MAX)).await?;
+    let done = keeps.redrive(asked.sequences, asked.most.unwrap_or(BATCH_MAX)).await?;
     let detail = Detail(format!("{which}: {} of queue {name}", done.count));
     Ok((Extension(detail), axum::Json(Redriven { redriven: done.count, missing: done.missing })))
 }
@@ -313,7 +324,7 @@ async fn purge_dead_letters(
     State(service): State<Service>,
     Query(which): Query<Which>,
 ) -> Result<axum::Json<Purged>, Problem> {
-    let purged = queue_of(&service, which.queue.as_deref())?.1.purge_dead_letters().await?;
+    let purged = keeps_of(&service, which.queue.as_deref())?.1.purge(Rest::DeadLetters).await?;
     Ok(axum::Json(Purged { purged }))
 }
 
@@ -321,7 +332,7 @@ async fn purge_quarantine(
     State(service): State<Service>,
     Query(which): Query<Which>,
 ) -> Result<axum::Json<Purged>, Problem> {
-    let purged = queue_of(&service, which.queue.as_deref())?.1.purge_quarantine().await?;
+    let purged = keeps_of(&service, which.queue.as_deref())?.1.purge(Rest::Quarantine).await?;
     Ok(axum::Json(Purged { purged }))
 }
 

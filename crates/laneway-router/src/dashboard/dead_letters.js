@@ -5,8 +5,8 @@ import { attempt, confirm, count, groupLink, h, moment, name, show, table } from
 
 const PAGE = 50;
 
-/// Whether the service can list the dead letters of a source: those of its own queues.
-export const isListed = (source) => source.kind === "embedded";
+/// Whether the service can list the dead letters of a source; other brokers keep them where their own tools show them.
+export const isListed = (source) => source.deadLettersAt === null;
 
 export function deadLetters() {
   const body = h("div", {}, h("p", { class: "soft" }, "Looking…"));
@@ -86,7 +86,7 @@ export function deadLetters() {
   }
 
   function drawNoQueue() {
-    show(body, h("p", { class: "soft" }, "There is no embedded queue here whose dead letters could be listed."));
+    show(body, h("p", { class: "soft" }, "There is no source here whose dead letters could be listed."));
     for (const button of [redrive, redriveAll, purge, back, next]) button.disabled = true;
   }
 
@@ -101,7 +101,7 @@ export function deadLetters() {
       moment(letter.at),
       name(letter.id ?? "–", "name mono"),
       letter.group ? groupLink(poolOf(letter), letter.group) : "–",
-      String(letter.attempts),
+      String(letter.attempts ?? "–"),
       h("bdi", {}, letter.reason),
       h("details", {}, h("summary", {}, "Show"), h("pre", { tabindex: "0" }, pretty(letter.text))),
     ]);

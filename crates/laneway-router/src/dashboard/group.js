@@ -104,7 +104,7 @@ export function group(pool = "", key = "") {
         h("bdi", {}, letter.reason),
         h("button", { type: "button", class: "small", onclick: act("Redrive", `${letter.id ?? letter.sequence} becomes a message again, at the end of its group.`, "Redrive", () => change("POST", "/api/dead-letters/redrive", { queue: letter.queue, sequences: [letter.sequence] }).then(redriven)) }, "Redrive"),
       ]);
-      showUnlessInUse(dead, table("Dead letters of this group", [["When"], ["Message"], ["Why", "wide"], [""]], rows, queues.length ? "None." : "Cannot be listed: there is no embedded queue."), brokers.length > 0 && h("p", { class: "small soft" }, `Those of ${brokers.join(", ")} cannot be listed: they are in the broker's own dead letters.`));
+      showUnlessInUse(dead, table("Dead letters of this group", [["When"], ["Message"], ["Why", "wide"], [""]], rows, queues.length ? "None." : "Cannot be listed."), brokers.length > 0 && h("p", { class: "small soft" }, `Those of ${brokers.join(", ")} cannot be listed: they are in the broker's own dead letters.`));
     } catch {
       // The next second tries again.
     }

@@ -24,7 +24,7 @@ use laneway_config::Section;
 use tokio::time::Instant;
 
 use super::sink::{Sink, SinkError};
-use super::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
+use super::{Delivery, Depth, Disposal, Keeps, Receipt, Settled, Source, SourceError, Wants};
 
 /// How long an opening may take before it counts as failed and is tried again.
 const OPENING: Duration = Duration::from_secs(30);
@@ -348,6 +348,10 @@ impl Source for Configured {
 
     fn depth(&self) -> BoxFuture<'_, Result<Depth, SourceError>> {
         async move { self.there()?.depth().await }.boxed()
+    }
+
+    fn keeps(&self) -> Result<Option<Arc<dyn Keeps>>, SourceError> {
+        self.there()?.keeps()
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

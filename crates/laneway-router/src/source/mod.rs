@@ -55,6 +55,8 @@ pub mod conformance;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
+#[cfg(any(feature = "rabbitmq", feature = "activemq", feature = "nats"))]
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
@@ -173,6 +175,71 @@ pub struct Wants {
     pub lease: Duration,
 }
 
+/// A place in a source where messages come to rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// Of messages that failed for good.
+    DeadLetters,
+    /// Of what could not be read as a message.
+    Quarantine,
+}
+
+/// A message that came to rest.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Kept {
+    /// Its place where it rests: the older, the smaller. In the embedded queue it is the sequence that it had as a message.
+    pub sequence: u64,
+    /// Its group.
+    pub group: Option<Arc<str>>,
+    /// How often it had been handed out, where that is known.
+    pub attempts: Option<u32>,
+    /// When it was published, in milliseconds since 1970, where that is known.
+    pub published_millis: Option<u64>,
+    /// When it came to rest, in milliseconds since 1970.
+    pub kept_millis: u64,
+    /// Why.
+    pub reason: String,
+    /// What was published, byte by byte.
+    pub text: Arc<[u8]>,
+}
+
+/// Without the text, which may hold secrets.
+impl fmt::Debug for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Kept")
+            .field("sequence", &self.sequence)
+            .field("group", &self.group)
+            .field("attempts", &self.attempts)
+            .field("reason", &self.reason)
+            .field("bytes", &self.text.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What became of dead letters that were to be messages again.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Redriven {
+    /// How many are.
+    pub count: usize,
+    /// Those that were asked for and are not there.
+    pub missing: Vec<u64>,
+}
+
+/// For operators: what came to rest in a source, where it can be listed and brought back from here. Other sources keep it where the tools of their brokers show it.
+pub trait Keeps: Send + Sync {
+    /// What rests there, oldest first, behind a sequence (0 for the oldest). Beyond the first no more than 4 MiB: there may be more behind the last, however many were wanted.
+    fn kept(&self, rest: Rest, after: u64, most: usize) -> BoxFuture<'_, Result<Vec<Kept>, SourceError>>;
+
+    /// Makes dead letters messages again, at the end of their groups: these, or the oldest.
+    fn redrive(&self, which: Option<Vec<u64>>, most: usize) -> BoxFuture<'_, Result<Redriven, SourceError>>;
+
+    /// Forgets everything there. Says how many.
+    fn purge(&self, rest: Rest) -> BoxFuture<'_, Result<usize, SourceError>>;
+}
+
+/// A page of what is kept has no more bytes than this, unless the first alone has: an operator's question must not take the memory that messages need.
+pub(crate) const PAGE_BYTES: usize = 4 * 1024 * 1024;
+
 /// A source of deliveries.
 pub trait Source: Send + Sync + 'static {
     /// What it is called in the configuration, in metrics and in logs.
@@ -233,6 +300,11 @@ pub trait Source: Send + Sync + 'static {
         true
     }
 
+    /// What came to rest in it, where that can be listed and brought back from here.
+    fn keeps(&self) -> Result<Option<Arc<dyn Keeps>>, SourceError> {
+        Ok(None)
+    }
+
     /// Ends it, after everything that could be settled is: what is still claimed may be handed to others at once.
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(std::future::ready(()))
@@ -250,6 +322,15 @@ pub struct Depth {
     pub dead: u64,
     /// In quarantine.
     pub quarantined: u64,
+}
+
+/// The instant of a time of the calendar, in milliseconds since 1970, by our clock. Nothing if it is past.
+#[cfg(any(feature = "rabbitmq", feature = "activemq", feature = "nats"))]
+pub(crate) fn instant(millis: u64) -> Option<Instant> {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
+    let left = Duration::from_millis(millis).checked_sub(since)?;
+    // A delay of years is a mistake, and fits no clock.
+    Some(Instant::now() + left.min(Duration::from_secs(365 * 24 * 3600)))
 }
 
 /// As much of a text as fits into so many bytes.

@@ -5,13 +5,13 @@ use std::time::{Duration, SystemTime};
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use laneway_router::source::Source;
 use laneway_router::source::conformance::{Abilities, Sample, Subject};
-use laneway_router::source::nats::{NatsSource, Resting, Settings};
+use laneway_router::source::nats::{NatsSource, Settings};
 use laneway_router::source::sink::{Outgoing, Sink};
+use laneway_router::source::{Kept, Rest, Source};
 use laneway_servers::{Server, nats};
 
-use super::{LEASE, PATIENCE, is_accepted, open, outgoing, settings, sink};
+use super::{LEASE, PATIENCE, is_accepted, keeps, open, outgoing, settings, sink};
 
 struct Nats {
     settings: Settings,
@@ -26,7 +26,7 @@ async fn subject() -> Nats {
     Nats { sink: sink(&settings).await, operator: open(&settings).await, settings, _server: server }
 }
 
-fn texts(resting: &[Resting]) -> Vec<String> {
+fn texts(resting: &[Kept]) -> Vec<String> {
     resting.iter().map(|it| String::from_utf8_lossy(&it.text).into_owned()).collect()
 }
 
@@ -67,15 +67,17 @@ impl Subject for Nats {
     }
 
     fn dead_letters(&self) -> BoxFuture<'_, Vec<String>> {
-        async { texts(&self.operator.dead_letters(100).await.expect("dead letters")) }.boxed()
+        async { texts(&keeps(&self.operator).kept(Rest::DeadLetters, 0, 100).await.expect("dead letters")) }
+            .boxed()
     }
 
     fn redrive(&self) -> BoxFuture<'_, ()> {
-        async { assert!(self.operator.redrive(100).await.expect("redriven") > 0) }.boxed()
+        async { assert!(keeps(&self.operator).redrive(None, 100).await.expect("redriven").count > 0) }.boxed()
     }
 
     fn quarantined(&self) -> BoxFuture<'_, Vec<String>> {
-        async { texts(&self.operator.quarantined(100).await.expect("quarantine")) }.boxed()
+        async { texts(&keeps(&self.operator).kept(Rest::Quarantine, 0, 100).await.expect("quarantine")) }
+            .boxed()
     }
 }
 

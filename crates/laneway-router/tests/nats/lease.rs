@@ -16,3 +16,15 @@ async fn a_holder_whose_server_is_gone_stops_in_time_and_comes_back() {
     let url = nats::url(&server);
     turns::without_its_server(&mut server, &url).await;
 }
+
+#[tokio::test]
+async fn a_token_that_the_server_gives_twice_is_its_last_holders() {
+    let server = nats::start().expect("a server");
+    let url = nats::url(&server);
+    let forget = async || {
+        let client = async_nats::connect(&url).await.expect("a connection");
+        let context = async_nats::jetstream::new(client);
+        context.delete_stream("KV_laneway-standby").await.expect("it was there");
+    };
+    turns::given_twice(&url, forget).await;
+}

@@ -19,6 +19,7 @@ use std::time::Duration;
 use laneway_router::source::broker::Broker;
 use laneway_router::source::nats::{NatsSource, Settings};
 use laneway_router::source::sink::{Outgoing, Published, Sink};
+use laneway_router::source::{Keeps, Source};
 use laneway_servers::{Server, nats};
 
 /// Nothing takes longer unless it is broken; the machine may be busy.
@@ -41,6 +42,11 @@ fn settings(server: &Server) -> Settings {
 
 async fn open(settings: &Settings) -> Arc<NatsSource> {
     Arc::new(NatsSource::open("orders".into(), settings.clone()).await.expect("a source"))
+}
+
+/// For operators.
+fn keeps(source: &NatsSource) -> Arc<dyn Keeps> {
+    source.keeps().expect("it is open").expect("it lists what it keeps")
 }
 
 async fn sink(settings: &Settings) -> Arc<dyn Sink> {

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use laneway_router::config::{Config, Layering};
 use laneway_router::router::SourceState;
 use laneway_router::service::Service;
-use laneway_router::source::{Disposal, Source, Wants};
+use laneway_router::source::{Disposal, Settled, Source, Wants};
 use laneway_servers::nats;
+use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::{PATIENCE, is_accepted, open, outgoing, settings, sink};
@@ -18,6 +19,80 @@ async fn get(service: &Service, path: &str) -> String {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.expect("answered");
     answer
+}
+
+/// A request with a token that nobody asks for, so that it may change something.
+async fn ask(service: &Service, method: &str, path: &str, body: &Value) -> Value {
+    let mut stream = tokio::net::TcpStream::connect(service.http_address()).await.expect("connected");
+    let body = body.to_string();
+    let request = format!(
+        "{method} {path} HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    stream.write_all(request.as_bytes()).await.expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.expect("answered");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("an answer");
+    assert!(head.contains("200 OK"), "{answer}");
+    serde_json::from_str(body).expect("JSON")
+}
+
+/// What was given up can be listed, and comes again when it is told to: the oldest, or those that are named.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_letters_are_listed_brought_back_and_forgotten() {
+    let server = nats::start().expect("a server");
+    let settings = settings(&server);
+    let publisher = sink(&settings).await;
+    let source = open(&settings).await;
+    publisher
+        .publish((0..5).map(|number| outgoing("a", json!({ "id": number, "authToken": "hush" }))).collect())
+        .await
+        .expect("published");
+    let wants = Wants { most: 5, wait: PATIENCE, lease: PATIENCE };
+    let give_up = async |count: usize| {
+        let mut given_up = 0;
+        while given_up < count {
+            for delivery in source.claim(wants).await.expect("claimed") {
+                let disposal = Disposal::DeadLetter { reason: "no".to_owned() };
+                assert_eq!(
+                    source.settle(vec![(delivery.receipt, disposal)]).await,
+                    Ok(vec![Settled::Settled])
+                );
+                given_up += 1;
+            }
+        }
+    };
+    give_up(5).await;
+    let config = format!(
+        "laneway {{ http.bind = \"127.0.0.1:0\", queue.queues = [], sources.orders {{ kind = nats, url = {:?}, stream = orders }} }}",
+        nats::url(&server)
+    );
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("laneway.conf");
+    std::fs::write(&file, config).expect("written");
+    let service = Service::start(load(&file)).await.expect("it starts");
+    until(&service, SourceState::Connected).await;
+    let list =
+        async |query: &str| ask(&service, "GET", &format!("/api/dead-letters{query}"), &json!(null)).await;
+    let sequences = |list: &Value| -> Vec<u64> {
+        list.as_array()
+            .expect("a list")
+            .iter()
+            .map(|one| one["sequence"].as_u64().expect("a number"))
+            .collect()
+    };
+    let all = list("").await;
+    assert_eq!(sequences(&all), [1, 2, 3, 4, 5]);
+    assert!(all[0]["group"] == "a" && all[0]["reason"] == "no" && !all.to_string().contains("hush"), "{all}");
+    assert_eq!(sequences(&list("?queue=orders&after=2&most=2").await), [3, 4]);
+    let redrive = async |body: Value| ask(&service, "POST", "/api/dead-letters/redrive", &body).await;
+    assert_eq!(redrive(json!({ "sequences": [4, 99, 2] })).await, json!({ "redriven": 2, "missing": [99] }));
+    assert_eq!(sequences(&list("").await), [1, 3, 5]);
+    assert_eq!(redrive(json!({ "queue": "orders", "most": 2 })).await["redriven"], 2);
+    assert_eq!(sequences(&list("").await), [5], "the oldest");
+    assert_eq!(ask(&service, "DELETE", "/api/dead-letters?queue=orders", &json!(null)).await["purged"], 1);
+    assert!(sequences(&list("").await).is_empty());
+    service.shutdown(PATIENCE).await;
 }
 
 async fn until(service: &Service, state: SourceState) {
@@ -63,8 +138,8 @@ async fn a_broker_that_comes_late_is_read_and_bridged_to_another_in_order() {
     let shown = get(&service, "/api/sources").await;
     assert!(shown.contains("\"kind\":\"nats\"") && shown.contains("\"state\":\"unavailable\""), "{shown}");
     assert!(get(&service, "/metrics").await.contains("kind=\"nats\",state=\"unavailable\""));
-    let missing = get(&service, "/api/dead-letters").await;
-    assert!(missing.contains("404") && missing.contains("no embedded queue"), "{missing}");
+    let closed = get(&service, "/api/dead-letters").await;
+    assert!(closed.contains("503") && closed.contains("not open"), "{closed}");
 
     server.resume().expect("it comes");
     until(&service, SourceState::Connected).await;

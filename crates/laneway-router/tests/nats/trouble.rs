@@ -1,19 +1,23 @@
 //! What goes wrong: servers that are not there, go away and come back, refuse us, or hold what is not right; and several instances at work meanwhile.
 
 use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_nats::jetstream::stream::Config;
 use laneway_router::source::broker::{Broker, Examination, Level, Role, from_url};
 use laneway_router::source::nats::{Credentials, NatsSource, Settings};
 use laneway_router::source::sink::{Outgoing, Published, Sink, SinkError};
-use laneway_router::source::{Disposal, Settled, Source, SourceError, Wants};
+use laneway_router::source::{Disposal, Rest, Settled, Source, SourceError, Wants};
 use laneway_servers::nats;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, timeout};
 
 use super::broker::{Witness, router, text};
-use super::{LEASE, PATIENCE, is_accepted, open, outgoing, settings, sink};
+use super::{LEASE, PATIENCE, is_accepted, keeps, open, outgoing, settings, sink};
 
 fn wants(most: usize) -> Wants {
     Wants { most, wait: Duration::from_secs(2), lease: PATIENCE }
@@ -133,9 +137,17 @@ async fn the_doctor_names_what_is_wrong_and_how_to_mend_it() {
     assert!(found.iter().any(|it| it.what.contains("4 partitions")), "{found:?}");
     let found = of(Settings { partitions: 8, ..settings.clone() }).await;
     assert!(found.iter().any(|it| it.level == Level::Warning && it.what.contains("says 8")), "{found:?}");
-    // What lies beside the partitions is needed as well, by whoever may not make it.
     let client = async_nats::connect(nats::url(&server)).await.expect("a connection");
     let context = async_nats::jetstream::new(client);
+    // A bound of each subject is a bound of the stream, which has one, and discards the old for it.
+    let stream = context.get_stream("orders-1").await.expect("it is there");
+    let made = stream.cached_info().config.clone();
+    let bounded = Config { max_messages_per_subject: 1_000, ..made.clone() };
+    context.update_stream(bounded).await.expect("changed");
+    let found = of(settings.clone()).await;
+    assert!(found.iter().any(|it| it.level == Level::Error && it.what.contains("of a subject")), "{found:?}");
+    context.update_stream(made).await.expect("changed back");
+    // What lies beside the partitions is needed as well, by whoever may not make it.
     for name in ["orders-dead", "orders-quarantine", "KV_orders-owners"] {
         context.delete_stream(name).await.expect("it was there");
         let found = of(Settings { create: false, ..settings.clone() }).await;
@@ -234,6 +246,50 @@ async fn a_permission_that_is_revoked_is_said_and_mended_without_a_restart() {
     }
 }
 
+/// A way to a server on which every answer takes so long.
+async fn slow_way(server: SocketAddr, delay: Duration) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    tokio::spawn(async move {
+        while let Ok((near, _)) = listener.accept().await {
+            let far = TcpStream::connect(server).await.expect("the server");
+            let ((mut near_in, mut near_out), (mut far_in, mut far_out)) =
+                (near.into_split(), far.into_split());
+            tokio::spawn(async move { tokio::io::copy(&mut near_in, &mut far_out).await });
+            tokio::spawn(async move {
+                let mut some = vec![0; 1 << 20];
+                while let Ok(count @ 1..) = far_in.read(&mut some).await {
+                    tokio::time::sleep(delay).await; // paced: the length of the way
+                    near_out.write_all(&some[..count]).await?;
+                }
+                Ok::<_, std::io::Error>(())
+            });
+        }
+    });
+    address
+}
+
+/// Each partition costs a few answers, and all of them together take longer than a lease.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_taken_first_is_renewed_while_the_rest_is_taken() {
+    let server = nats::start().expect("a server");
+    let lease = 2 * LEASE;
+    let near = Settings { partitions: 64, owner_lease: lease, ..settings(&server) };
+    open(&near).await.close().await;
+    let of_the_first = Outgoing { group: None, ..outgoing("", 1) };
+    assert!(is_accepted(&sink(&near).await.publish(vec![of_the_first]).await.expect("published")[0]));
+    let way = slow_way(server.address(), Duration::from_millis(40)).await;
+    let source = open(&Settings { url: format!("nats://{way}"), ..near }).await;
+    let held = eventually(&source).await;
+    let until = Instant::now() + 2 * lease;
+    while Instant::now() < until {
+        assert_eq!(source.are_good(&[held[0].receipt.clone()], Instant::now()), [true], "it is still ours");
+        let wants = Wants { wait: Duration::from_millis(50), ..wants(1) };
+        assert_eq!(source.claim(wants).await.expect("an answer").len(), 0);
+    }
+    source.close().await;
+}
+
 /// Through the router: what is no message, and what is too long for one, goes to quarantine, and the group goes on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn poison_goes_to_quarantine_and_its_group_goes_on() {
@@ -248,7 +304,7 @@ async fn poison_goes_to_quarantine_and_its_group_goes_on() {
     witness.wait_for(2).await;
     assert!(router.shutdown(PATIENCE).await.settled);
     assert_eq!(witness.verify(&[("a", 2)]), 0);
-    let kept = source.quarantined(10).await.expect("quarantine");
+    let kept = keeps(&source).kept(Rest::Quarantine, 0, 10).await.expect("quarantine");
     assert_eq!(kept.iter().map(|kept| kept.text.len()).collect::<Vec<_>>(), [texts[1].len(), texts[2].len()]);
     source.close().await;
 }

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use laneway_router::source::Source;
 use laneway_router::source::conformance::{Abilities, Sample, Subject, every_promise};
 use laneway_router::source::embedded::Publication;
-use laneway_router::source::postgres::{Kept, PostgresQueue, Settings};
+use laneway_router::source::postgres::{PostgresQueue, Settings};
+use laneway_router::source::{Keeps, Kept, Rest, Source};
 
 struct Postgres {
     operator: PostgresQueue,
@@ -64,15 +64,15 @@ impl Subject for Postgres {
     }
 
     fn dead_letters(&self) -> BoxFuture<'_, Vec<String>> {
-        async { texts(self.operator.dead_letters(0, 100).await.expect("dead letters")) }.boxed()
+        async { texts(self.operator.kept(Rest::DeadLetters, 0, 100).await.expect("dead letters")) }.boxed()
     }
 
     fn redrive(&self) -> BoxFuture<'_, ()> {
-        async { assert!(self.operator.redrive(None, 100).await.expect("redriven") > 0) }.boxed()
+        async { assert!(self.operator.redrive(None, 100).await.expect("redriven").count > 0) }.boxed()
     }
 
     fn quarantined(&self) -> BoxFuture<'_, Vec<String>> {
-        async { texts(self.operator.quarantined(0, 100).await.expect("quarantine")) }.boxed()
+        async { texts(self.operator.kept(Rest::Quarantine, 0, 100).await.expect("quarantine")) }.boxed()
     }
 }
 

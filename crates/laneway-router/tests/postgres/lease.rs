@@ -20,6 +20,17 @@ async fn a_holder_whose_server_is_gone_stops_in_time_and_comes_back() {
     turns::without_its_server(&mut server, &url).await;
 }
 
+#[tokio::test]
+async fn a_token_that_the_server_gives_twice_is_its_last_holders() {
+    let server = super::start();
+    let client = super::client(&server).await;
+    let forget = async || {
+        let forgotten = "UPDATE laneway_queue.lease SET token = token - 1, ends = clock_timestamp()";
+        sqlx::query(forgotten).execute(&client).await.expect("forgotten");
+    };
+    turns::given_twice(&postgres::url(&server), forget).await;
+}
+
 /// A way to the server on which a firewall forgets what it knows: connections stay, nothing comes over them any more, and new ones are fine.
 struct Firewall {
     address: std::net::SocketAddr,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use laneway_router::source::postgres::{PostgresQueue, Settings};
-use laneway_router::source::{Disposal, Source, SourceError};
+use laneway_router::source::{Disposal, Keeps, Rest, Source, SourceError};
 use tokio::time::Instant;
 
 use super::broker::{Witness, router, text};
@@ -120,7 +120,7 @@ async fn what_is_no_message_is_kept_whole_and_its_group_goes_on() {
         queue.settle(vec![(held[0].receipt.clone(), disposal)]).await.expect("settled");
     }
     assert_eq!(texts(&claim(&queue, 10).await), ["after"]);
-    let kept = queue.quarantined(0, 10).await.expect("kept");
+    let kept = queue.kept(Rest::Quarantine, 0, 10).await.expect("kept");
     assert_eq!(kept.iter().map(|kept| kept.text.len()).collect::<Vec<_>>(), [0, 6, 400_002]);
     assert_eq!(queue.depth().await.expect("a depth").quarantined, 3);
 }
@@ -144,6 +144,6 @@ async fn poison_goes_to_quarantine_and_its_group_goes_on() {
     assert!(router.shutdown(super::PATIENCE).await.settled);
     assert_eq!(witness.verify(&[("a", 2)]), 0);
     // The router has closed the other one.
-    let kept = open(&server, "orders").quarantined(0, 10).await.expect("kept");
+    let kept = open(&server, "orders").kept(Rest::Quarantine, 0, 10).await.expect("kept");
     assert_eq!(kept.iter().map(|kept| kept.text.len()).collect::<Vec<_>>(), [6, 400_002]);
 }

@@ -16,9 +16,9 @@ use super::{BROKERS_GROUP_HEADER, NOT_BEFORE_HEADER, REASON_HEADER, Settings, de
 use crate::source::ARRIVALS_AT_ONCE;
 use crate::source::pushed::{
     ANSWER, Acknowledged, Arrival, Copied, Ending, LongTexts, Memory, Pushed, Weight, Width, brief,
-    fingerprint, instant,
+    fingerprint,
 };
-use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
+use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants, instant};
 
 /// The headers that the broker writes itself.
 pub(super) const BROKERS_OWN: &[&str] = &[

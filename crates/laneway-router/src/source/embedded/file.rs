@@ -29,7 +29,7 @@ use super::index::{Millis, Sequence};
 use super::publication::name_of;
 use super::{Durability, OpenError, sweep};
 use crate::parks::Parked;
-use crate::source::SourceError;
+use crate::source::{Kept, PAGE_BYTES, SourceError};
 
 /// Tells our files from other people's: "Lane" in ASCII.
 const APPLICATION_ID: i32 = 0x4c61_6e65;
@@ -53,9 +53,6 @@ const SEARCH_ROWS: usize = 2_048;
 const SEARCH_BYTES: usize = 1024 * 1024;
 /// One step remembers so many messages and groups, at most.
 const SEARCH_FOUND: usize = 64;
-
-/// So many bytes of texts and reasons are read at once of what is kept: an operator's question must not take the memory that messages need.
-const PAGE_BYTES: usize = 4 * 1024 * 1024;
 
 const TABLES: &str = "
     CREATE TABLE queues (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
@@ -132,38 +129,6 @@ pub(super) enum Loaded {
     Unreadable(String),
     /// The file could not be read there.
     Failed(SourceError),
-}
-
-/// A message that is kept, for those who look at dead letters and at the quarantine.
-#[derive(Clone)]
-pub struct Kept {
-    /// The sequence that it had as a message.
-    pub sequence: u64,
-    /// Its group.
-    pub group: Option<Arc<str>>,
-    /// How often it had been handed out.
-    pub attempts: u32,
-    /// When it was published, in milliseconds since 1970.
-    pub published_millis: u64,
-    /// When it was laid here, in milliseconds since 1970.
-    pub kept_millis: u64,
-    /// Why.
-    pub reason: String,
-    /// What was published, byte by byte.
-    pub text: Arc<[u8]>,
-}
-
-/// Without the text, which may hold secrets.
-impl std::fmt::Debug for Kept {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Kept")
-            .field("sequence", &self.sequence)
-            .field("group", &self.group)
-            .field("attempts", &self.attempts)
-            .field("reason", &self.reason)
-            .field("bytes", &self.text.len())
-            .finish_non_exhaustive()
-    }
 }
 
 /// Where a search looks.
@@ -698,8 +663,8 @@ fn kept(row: &rusqlite::Row<'_>) -> rusqlite::Result<Kept> {
     Ok(Kept {
         sequence: integer(row.get_ref(0)),
         group: name(row.get_ref(1)?).map(|group| String::from_utf8_lossy(group).into()),
-        attempts: integer(row.get_ref(2)) as u32,
-        published_millis: integer(row.get_ref(3)),
+        attempts: Some(integer(row.get_ref(2)) as u32),
+        published_millis: Some(integer(row.get_ref(3))),
         kept_millis: integer(row.get_ref(4)),
         reason: row.get(5)?,
         text: bytes(row.get_ref(6)?).unwrap_or_default().into(),

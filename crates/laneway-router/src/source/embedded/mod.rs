@@ -55,7 +55,7 @@ mod sighting;
 mod sweep;
 mod writer;
 
-pub use file::{Kept, ParkNote};
+pub use file::ParkNote;
 pub use index::GroupState;
 pub use publication::{Publication, PublishError, Published, Refusal};
 pub use sighting::{GroupView, Place, SearchLimits, Sighting, Sought, Stranded};
@@ -72,7 +72,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::message::{MESSAGE_BYTES_MAX, Message, NAME_BYTES_MAX};
-use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
+use crate::source::{Delivery, Depth, Disposal, Keeps, Receipt, Rest, Settled, Source, SourceError, Wants};
+pub use crate::source::{Kept, Redriven};
 use file::{Body, File, Kind, Loaded, Opened, Row, Shelf};
 use index::{Claimed, ConsumerId, Intent, Millis, Sequence};
 use writer::{Begun, Fate, Once, Op, Read, Registry, Reservation, Shared, Writer};
@@ -592,15 +593,6 @@ fn without_blank_group(mut publication: Publication) -> Publication {
     publication
 }
 
-/// What became of dead letters that were to be messages again.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Redriven {
-    /// How many are.
-    pub count: usize,
-    /// Those that were asked for and are not there.
-    pub missing: Vec<u64>,
-}
-
 /// For operators.
 impl EmbeddedQueue {
     /// Makes dead letters messages again, at the end of their groups and under new sequences: these, or the oldest. No more than
@@ -741,6 +733,27 @@ impl EmbeddedQueue {
     }
 }
 
+impl Keeps for EmbeddedQueue {
+    fn kept(&self, rest: Rest, after: u64, most: usize) -> BoxFuture<'_, Result<Vec<Kept>, SourceError>> {
+        EmbeddedQueue::kept(self, kind_of(rest), after, most).boxed()
+    }
+
+    fn redrive(&self, which: Option<Vec<u64>>, most: usize) -> BoxFuture<'_, Result<Redriven, SourceError>> {
+        EmbeddedQueue::redrive(self, which, most).boxed()
+    }
+
+    fn purge(&self, rest: Rest) -> BoxFuture<'_, Result<usize, SourceError>> {
+        self.purge_kept(kind_of(rest)).boxed()
+    }
+}
+
+fn kind_of(rest: Rest) -> Kind {
+    match rest {
+        Rest::DeadLetters => Kind::Dead,
+        Rest::Quarantine => Kind::Quarantined,
+    }
+}
+
 fn view(standing: index::Standing, name: Option<Arc<str>>) -> GroupView {
     let (depth, leased) = (standing.depth as usize, standing.out as usize);
     GroupView { name, depth, leased, head: standing.head, state: standing.state }
@@ -750,6 +763,10 @@ fn view(standing: index::Standing, name: Option<Arc<str>>) -> GroupView {
 impl Source for EmbeddedQueue {
     fn kind(&self) -> &'static str {
         "embedded"
+    }
+
+    fn keeps(&self) -> Result<Option<Arc<dyn Keeps>>, SourceError> {
+        Ok(Some(Arc::new(self.clone())))
     }
 
     fn name(&self) -> &str {

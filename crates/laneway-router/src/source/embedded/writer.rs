@@ -35,12 +35,12 @@ use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc, oneshot};
 
 use super::bodies::Bodies;
-use super::file::{Body, File, Kept, Kind, Loaded, ParkNote, Shelf, Slice, is_full, source_error};
+use super::file::{Body, File, Kind, Loaded, ParkNote, Shelf, Slice, is_full, source_error};
 use super::index::{Fingerprint, Index, Millis, Sequence};
 use super::publication::name_of;
 use super::sweep::{MANY, Sweep};
 use super::{Publication, PublishError, Published, QueueOptions, Redriven, Refusal, Ungrouped};
-use crate::source::{Depth, SourceError};
+use crate::source::{Depth, Kept, SourceError};
 
 /// A queue, as all of its handles and the writer share it.
 #[derive(Debug)]

@@ -33,8 +33,8 @@ use tokio::time::Instant;
 
 use super::source::{Handle, Shared, State};
 use super::{Failure, GROUP, NOT_BEFORE, number_of};
-use crate::source::ARRIVALS_AT_ONCE;
 use crate::source::shelf::Arrival;
+use crate::source::{ARRIVALS_AT_ONCE, instant};
 
 /// The server never takes a message back by itself: the lease of its partition decides. This is as good as never.
 const ACK_WAIT: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -44,6 +44,9 @@ const HEARTBEAT: Duration = Duration::from_secs(2);
 
 /// How long one request for messages lasts.
 const PULL: Duration = Duration::from_secs(30);
+
+/// A round lasts no longer than this part of a lease, one partition aside: leases are renewed at the beginning of the next.
+const ROUND: u32 = 6;
 
 /// What is known of a key, from watching.
 struct Seen {
@@ -111,7 +114,9 @@ impl Keeper {
         shared: Arc<Shared>,
         partitions: Vec<stream::Stream>,
     ) -> Result<(Self, Watch), Failure> {
-        let bucket = open_bucket(&shared).await?;
+        let settings = &shared.settings;
+        let bucket =
+            settings.bucket(&shared.context, &settings.owners(), "who reads which partition").await?;
         let watched = bucket.watch_with_history(">").await;
         let watch = watched.map_err(|error| Failure::Absent(format!("cannot watch the leases: {error}")))?;
         let instance = format!("{:016x}", fastrand::u64(..));
@@ -133,7 +138,7 @@ impl Keeper {
     /// Keeps partitions until the source is closed.
     pub(super) async fn run(mut self, mut watch: Watch) {
         let lease = self.shared.settings.owner_lease;
-        let tick = (lease / 6).min(self.shared.settings.release_after / 2).max(Duration::from_millis(20));
+        let tick = (lease / ROUND).min(self.shared.settings.release_after / 2).max(Duration::from_millis(20));
         let mut closing = self.shared.closing.subscribe();
         // What is there already has to be known before anything is taken: a key that was not seen looks free.
         let mut closed = self.shared.closing.subscribe();
@@ -229,9 +234,11 @@ impl Keeper {
         self.renew(now).await;
         let share = claiming.then(|| self.share(now));
         self.let_go(share, now).await;
-        self.take_over_again().await;
+        // What there is no time for has its turn in the next round.
+        let end = now + self.shared.settings.owner_lease / ROUND;
+        self.take_over_again(end).await;
         if let Some(share) = share {
-            self.take(share, now).await;
+            self.take(share, now, end).await;
         }
         match (self.trouble.take(), std::mem::take(&mut self.succeeded)) {
             (Some(trouble), _) => self.shared.trouble(Some(trouble)),
@@ -320,36 +327,41 @@ impl Keeper {
         let patience = share.map(|_| self.shared.settings.drain);
         let owned = self.owned.keys().copied().collect();
         let free = self.shared.state().let_go(owned, surplus, patience, now);
-        for number in free {
-            self.release(number).await;
-        }
+        self.release(free).await;
     }
 
-    /// Tells the others that a partition is free, of which nothing is handed out any more.
-    async fn release(&mut self, number: usize) {
-        let Some(owned) = self.owned.remove(&number) else { return };
-        self.shared.state().lose(number);
-        // Without an answer the consumer stays, and the next one deletes it.
-        let _ = self.partitions[number].delete_consumer(&owned.tenant.consumer).await;
-        if let Ok(revision) =
-            self.bucket.update(partition_key(number), Default::default(), owned.revision).await
-        {
+    /// Tells the others that partitions are free, of which nothing is handed out any more.
+    async fn release(&mut self, numbers: Vec<usize>) {
+        let owned = numbers.into_iter().filter_map(|number| Some((number, self.owned.remove(&number)?)));
+        let owned: Vec<(usize, Owned)> = owned.collect();
+        owned.iter().for_each(|(number, _)| self.shared.state().lose(*number));
+        let freed = join_all(owned.iter().map(|(number, owned)| self.release_one(*number, owned))).await;
+        for (number, revision) in freed.into_iter().flatten() {
             let seen = Seen { revision, value: None, at: Instant::now() };
             self.seen.insert(partition_key(number), seen);
         }
     }
 
-    /// Begins anew with partitions whose reader has ended, or whose server has.
-    async fn take_over_again(&mut self) {
+    async fn release_one(&self, number: usize, owned: &Owned) -> Option<(usize, u64)> {
+        // Without an answer the consumer stays, and the next one deletes it.
+        let _ = self.partitions[number].delete_consumer(&owned.tenant.consumer).await;
+        let freed = self.bucket.update(partition_key(number), Default::default(), owned.revision).await;
+        freed.ok().map(|revision| (number, revision))
+    }
+
+    /// Begins anew with partitions whose reader has ended, or whose server has, as long as there is time.
+    async fn take_over_again(&mut self, end: Instant) {
         // Without one there is nobody to begin anew with.
         let Some(server) = self.shared.server() else { return };
-        let interrupted: Vec<usize> = {
+        let mut interrupted: Vec<usize> = {
             let state = self.shared.state();
             let anew = |(number, owned): &(&usize, &Owned)| {
                 owned.interrupted || owned.server != server || state.is_torn(**number)
             };
             self.owned.iter().filter(anew).map(|(number, _)| *number).collect()
         };
+        // Those with which it was tried last come last: one that cannot be read keeps nobody else from it.
+        interrupted.sort_by_key(|number| self.owned.get(number).map(|owned| owned.renewed));
         for number in interrupted {
             let Some(owned) = self.owned.get(&number) else { continue };
             let (revision, before) = (owned.revision, owned.tenant.consumer.clone());
@@ -368,11 +380,14 @@ impl Keeper {
                     self.shared.state().held_until(number, began + self.shared.settings.owner_lease);
                 }
             }
+            if Instant::now() >= end {
+                return;
+            }
         }
     }
 
-    /// Takes partitions that nobody holds, up to our share.
-    async fn take(&mut self, share: usize, now: Instant) {
+    /// Takes partitions that nobody holds, up to our share, as long as there is time.
+    async fn take(&mut self, share: usize, now: Instant, end: Instant) {
         let lease = self.shared.settings.owner_lease;
         for number in 0..self.shared.partitions {
             if self.owned.len() >= share {
@@ -397,6 +412,9 @@ impl Keeper {
                     self.trouble = Some(error);
                     return;
                 }
+            }
+            if Instant::now() >= end {
+                return;
             }
         }
     }
@@ -528,10 +546,8 @@ impl Keeper {
 
     /// Frees everything: the source is closed.
     async fn leave(mut self) {
-        let numbers: Vec<usize> = self.owned.keys().copied().collect();
-        for number in numbers {
-            self.release(number).await;
-        }
+        let numbers = self.owned.keys().copied().collect();
+        self.release(numbers).await;
         self.announce(false, Instant::now()).await;
         self.shared.left.send_replace(true);
     }
@@ -563,26 +579,6 @@ fn written(tenant: &Tenant) -> bytes::Bytes {
 
 fn tenant(entry: &kv::Entry) -> Option<Tenant> {
     serde_json::from_slice(&entry.value).ok()
-}
-
-async fn open_bucket(shared: &Shared) -> Result<Store, Failure> {
-    let (settings, context) = (&shared.settings, &shared.context);
-    let bucket = settings.owners();
-    // Made as a stream, which is what a bucket is: the client's own way asks for the account first, in words that servers before 2.10 do not know.
-    let config = || stream::Config {
-        name: format!("KV_{bucket}"),
-        description: Some("who reads which partition".to_owned()),
-        subjects: vec![format!("$KV.{bucket}.>")],
-        max_messages_per_subject: 1,
-        discard: stream::DiscardPolicy::New,
-        allow_rollup: true,
-        deny_delete: true,
-        num_replicas: settings.replicas,
-        ..stream::Config::default()
-    };
-    settings.find_or_make(context, &format!("KV_{bucket}"), config).await?;
-    let opened = context.get_key_value(&bucket).await;
-    opened.map_err(|error| Failure::Absent(format!("cannot open the bucket {bucket}: {error}")))
 }
 
 // ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -635,7 +631,7 @@ fn arrival(message: &jetstream::Message, origin: &Origin, expected: u64) -> Opti
     }
     let header = |name: &str| message.headers.as_ref()?.get(name).map(|value| value.as_str());
     let group = header(GROUP).map(|group| Arc::from(&*percent_decode_str(group).decode_utf8_lossy()));
-    let not_before = header(NOT_BEFORE).and_then(|millis| millis.parse().ok()).and_then(from_now);
+    let not_before = header(NOT_BEFORE).and_then(|millis| millis.parse().ok()).and_then(instant);
     Some(Arrival {
         id: number_of(info.stream_sequence, origin.partition, origin.partitions),
         group,
@@ -651,14 +647,6 @@ fn arrival(message: &jetstream::Message, origin: &Origin, expected: u64) -> Opti
             published: info.published.unix_timestamp_nanos(),
         },
     })
-}
-
-/// A time of the calendar, by our clock. Nothing if it is past.
-fn from_now(millis: u64) -> Option<Instant> {
-    let time = std::time::UNIX_EPOCH.checked_add(Duration::from_millis(millis))?;
-    let left = time.duration_since(std::time::SystemTime::now()).ok()?;
-    // A delay of years is a mistake; what cannot be added is not waited for.
-    Instant::now().checked_add(left.min(Duration::from_secs(365 * 24 * 3600)))
 }
 
 impl Shared {

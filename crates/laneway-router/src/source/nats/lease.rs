@@ -7,7 +7,6 @@
 use std::time::Duration;
 
 use async_nats::jetstream::kv::{Entry, Operation, Store, UpdateErrorKind};
-use async_nats::jetstream::stream::{self, DiscardPolicy};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -30,17 +29,12 @@ pub struct NatsLease {
     holder: String,
     settings: Settings,
     link: OnceCell<(Store, Refusals)>,
-    last: Mutex<Last>,
+    /// What was last seen of the key by one who waits, and since when it has stood.
+    seen: Mutex<Option<(Writing, Instant)>>,
 }
 
-/// What was last known of the key.
-#[derive(Default)]
-struct Last {
-    /// A revision of somebody else's, and since when it has stood.
-    seen: Option<(u64, Instant)>,
-    /// The revision that we wrote last.
-    ours: u64,
-}
+/// Which writing of the key: a server that has lost its last writes gives their revisions again, but at another time. Nothing if there is none.
+type Writing = Option<(u64, OffsetDateTime)>;
 
 /// What the key says.
 #[derive(Serialize, Deserialize)]
@@ -68,7 +62,7 @@ fn millis(time: Duration) -> u64 {
 }
 
 impl NatsLease {
-    /// The lease of this name at this address: `nats://[user:password@]host:port`, with `?replicas=3` for a bucket that is made in a cluster. `holder` is what others see.
+    /// The lease of this name at this address: `nats://[user:password@]host:port`, with `?replicas=3` for a bucket that is made in a cluster. `holder` is what others see, and nobody else's.
     pub fn open(url: &Secret, name: &str, holder: &str) -> Result<Self, String> {
         let (server, query) = url.expose().split_once('?').unwrap_or((url.expose(), ""));
         let mut settings = Settings { url: server.trim_end_matches('/').to_owned(), ..Settings::default() };
@@ -79,7 +73,7 @@ impl NatsLease {
                 replicas.ok_or("nats://host:4222 would be right, with ?replicas=3 in a cluster")?;
         }
         let (name, holder) = (name.to_owned(), holder.to_owned());
-        Ok(NatsLease { name, holder, settings, link: OnceCell::new(), last: Mutex::default() })
+        Ok(NatsLease { name, holder, settings, link: OnceCell::new(), seen: Mutex::default() })
     }
 
     /// The key of the bucket. Names may have letters that keys may not.
@@ -90,34 +84,19 @@ impl NatsLease {
     async fn linked(&self) -> Result<(&Store, &Refusals), Failure> {
         let link = self.link.get_or_try_init(|| async {
             let (context, refusals) = self.settings.connect(&self.name).await?;
-            let name = format!("KV_{BUCKET}");
-            let config = || stream::Config {
-                name: name.clone(),
-                description: Some("who works, of several routers".to_owned()),
-                subjects: vec![format!("$KV.{BUCKET}.>")],
-                max_messages_per_subject: 1,
-                discard: DiscardPolicy::New,
-                allow_rollup: true,
-                deny_delete: true,
-                num_replicas: self.settings.replicas,
-                ..stream::Config::default()
-            };
-            let made = self.settings.find_or_make(&context, &name, config).await;
-            made.map_err(|failure| refusals.explain(failure))?;
-            let opened = context.get_key_value(BUCKET).await;
-            let store =
-                opened.map_err(|error| Failure::Absent(format!("cannot open the bucket: {error}")))?;
+            let store = self.settings.bucket(&context, BUCKET, "who works, of several routers").await;
+            let store = store.map_err(|failure| refusals.explain(failure))?;
             Ok::<_, Failure>((store, refusals))
         });
         link.await.map(|(store, refusals)| (store, refusals))
     }
 
-    /// Writes a value over the revision that it follows. None if that is not the last one.
-    async fn replace(&self, value: &Value, revision: u64) -> Result<Option<u64>, Failure> {
+    /// Writes a value over the revision that it follows. False if that is not the last one.
+    async fn replace(&self, value: &Value, revision: u64) -> Result<bool, Failure> {
         let (store, refusals) = self.linked().await?;
         match store.update(self.key(), value.written(), revision).await {
-            Ok(revision) => Ok(Some(revision)),
-            Err(error) if error.kind() == UpdateErrorKind::WrongLastRevision => Ok(None),
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == UpdateErrorKind::WrongLastRevision => Ok(false),
             Err(error) => Err(refusals.explain(Failure::Absent(format!("cannot write the lease: {error}")))),
         }
     }
@@ -130,40 +109,32 @@ impl NatsLease {
 
     async fn take(&self, time: Duration) -> Result<Option<u64>, Failure> {
         let entry = self.entry().await?;
-        let mut last = self.last.lock().await;
+        let mut seen = self.seen.lock().await;
         let (revision, before) = match &entry {
             Some(entry) => (entry.revision, Value::of(entry)),
             None => (0, Value { holder: String::new(), token: 0, millis: 0 }),
         };
-        let since = match last.seen {
-            Some((seen, since)) if seen == revision => since,
-            _ => last.seen.insert((revision, Instant::now())).1,
+        let writing = entry.map(|entry| (entry.revision, entry.created));
+        let since = match *seen {
+            Some((seen, since)) if seen == writing => since,
+            _ => seen.insert((writing, Instant::now())).1,
         };
         if since.elapsed() < Duration::from_millis(before.millis) {
             return Ok(None);
         }
         let value = Value { holder: self.holder.clone(), token: before.token + 1, millis: millis(time) };
-        let Some(revision) = self.replace(&value, revision).await? else { return Ok(None) };
-        last.ours = revision;
-        Ok(Some(value.token))
+        Ok(self.replace(&value, revision).await?.then_some(value.token))
     }
 
     async fn keep(&self, token: u64, time: Duration) -> Result<bool, Failure> {
-        let mut last = self.last.lock().await;
-        let value = Value { holder: self.holder.clone(), token, millis: millis(time) };
-        if let Some(revision) = self.replace(&value, last.ours).await? {
-            last.ours = revision;
-            return Ok(true);
-        }
-        // The answer to an earlier renewal may have been lost.
+        // Read first: the revision that we wrote last may be another's by now, as the token may.
         let Some(entry) = self.entry().await? else { return Ok(false) };
         let now = Value::of(&entry);
         if now.token != token || now.holder != self.holder {
             return Ok(false);
         }
-        let renewed = self.replace(&value, entry.revision).await?;
-        last.ours = renewed.unwrap_or(last.ours);
-        Ok(renewed.is_some())
+        let value = Value { holder: self.holder.clone(), token, millis: millis(time) };
+        self.replace(&value, entry.revision).await
     }
 }
 

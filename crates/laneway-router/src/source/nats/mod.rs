@@ -40,6 +40,7 @@
 //! `docs/guide/brokers.md`.
 
 mod answers;
+mod aside;
 mod keeper;
 mod lease;
 mod sink;
@@ -49,6 +50,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use async_nats::jetstream::kv::Store;
 use async_nats::jetstream::stream::{DiscardPolicy, RetentionPolicy, StorageType};
 use async_nats::jetstream::{self, stream};
 use async_nats::{ConnectErrorKind, ConnectOptions, Event, ServerError};
@@ -63,7 +65,7 @@ use crate::message::{MESSAGE_BYTES_MAX, Secret};
 use crate::pool::Ungrouped;
 
 pub use self::lease::NatsLease;
-pub use self::source::{NatsSource, Resting};
+pub use self::source::NatsSource;
 
 /// What it is called.
 const KIND: &str = "nats";
@@ -515,6 +517,29 @@ impl Settings {
             Failure::Wrong(format!("the stream {name} is not there and cannot be made: {error}"))
         })
     }
+
+    /// Finds a bucket of keys and values, or makes it: as a stream, which is what a bucket is. The client's own way asks for the account first, in words that servers before 2.10 do not know.
+    async fn bucket(
+        &self,
+        context: &jetstream::Context,
+        bucket: &str,
+        description: &str,
+    ) -> Result<Store, Failure> {
+        let config = || stream::Config {
+            name: format!("KV_{bucket}"),
+            description: Some(description.to_owned()),
+            subjects: vec![format!("$KV.{bucket}.>")],
+            max_messages_per_subject: 1,
+            discard: DiscardPolicy::New,
+            allow_rollup: true,
+            deny_delete: true,
+            num_replicas: self.replicas,
+            ..stream::Config::default()
+        };
+        self.find_or_make(context, &format!("KV_{bucket}"), config).await?;
+        let opened = context.get_key_value(bucket).await;
+        opened.map_err(|error| Failure::Absent(format!("cannot open the bucket {bucket}: {error}")))
+    }
 }
 
 async fn find(context: &jetstream::Context, name: &str) -> Result<Option<stream::Stream>, Failure> {
@@ -705,6 +730,15 @@ impl Settings {
         };
         if any(&forgets) {
             found.push(Finding::error("a full stream forgets its oldest messages", "discard: new"));
+        }
+        // All messages of a partition have one subject.
+        let forgets_by_subject =
+            |config: &stream::Config| config.max_messages_per_subject > 0 && !config.discard_new_per_subject;
+        if any(&forgets_by_subject) {
+            found.push(Finding::error(
+                "a stream keeps only so many messages of a subject, of which it has one, and forgets the oldest, whatever `discard` says",
+                "max_msgs_per_subject: -1",
+            ));
         }
         if any(&|config| !config.max_age.is_zero()) {
             found.push(Finding::warning("messages are forgotten after a time, read or not", "max_age: 0"));

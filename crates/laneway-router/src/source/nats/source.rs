@@ -13,16 +13,17 @@ use async_nats::jetstream::{self, stream};
 use async_nats::{HeaderMap, Subject};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join_all, try_join_all};
-use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use super::answers::{Answer, Answers};
+use super::aside::Aside;
 use super::keeper::Keeper;
-use super::{Failure, GROUP, KIND, REASON, Refusals, Settings, TIMEOUT, partition_of};
+use super::{Failure, GROUP, KIND, REASON, Refusals, Settings, TIMEOUT};
 use crate::source::shelf::{Arrival, Content, Shelf};
 use crate::source::{
-    Delivery, DeliveryId, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants, cut,
+    Delivery, DeliveryId, Depth, Disposal, Keeps, Receipt, Settled, Source, SourceError, Wants, cut,
 };
 
 /// How long a settlement waits for a partition that is being read anew, so that it can be told.
@@ -393,8 +394,7 @@ impl Drop for Asking<'_> {
 pub struct NatsSource {
     name: Arc<str>,
     shared: Arc<Shared>,
-    dead: stream::Stream,
-    quarantine: stream::Stream,
+    aside: Arc<Aside>,
     partitions: Vec<stream::Stream>,
     answers: Answers,
 }
@@ -406,21 +406,6 @@ impl std::fmt::Debug for NatsSource {
             .field("settings", &self.shared.settings)
             .finish()
     }
-}
-
-/// A message that came to rest, among the dead letters or in quarantine.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Resting {
-    /// Its place where it rests.
-    pub sequence: u64,
-    /// Since when it rests there, in nanoseconds since 1970.
-    pub since: i128,
-    /// Its group.
-    pub group: Option<Arc<str>>,
-    /// Why it rests.
-    pub reason: String,
-    /// What was published.
-    pub text: Arc<[u8]>,
 }
 
 /// A message whose settlement has begun: its place in the question, itself, and what settles it at the server.
@@ -482,7 +467,8 @@ impl NatsSource {
             answers.map_err(|error| Failure::Absent(format!("cannot subscribe to answers: {error}")))?;
         let (keeper, watch) = Keeper::open(Arc::clone(&shared), partitions.clone()).await?;
         tokio::spawn(keeper.run(watch));
-        Ok(NatsSource { name, shared, dead, quarantine, partitions, answers })
+        let aside = Arc::new(Aside { shared: Arc::clone(&shared), dead, quarantine });
+        Ok(NatsSource { name, shared, aside, partitions, answers })
     }
 
     async fn claim_now(&self, wants: Wants) -> Result<Vec<Delivery>, SourceError> {
@@ -700,49 +686,10 @@ impl NatsSource {
             }
         };
         let all = try_join_all(self.partitions.iter().map(count));
-        let (all, dead, quarantined) = tokio::join!(all, count(&self.dead), count(&self.quarantine));
+        let (all, dead, quarantined) =
+            tokio::join!(all, count(&self.aside.dead), count(&self.aside.quarantine));
         let (all, leased): (u64, _) = (all?.into_iter().sum(), self.shared.state().shelf.depth().leased);
         Ok(Depth { waiting: all.saturating_sub(leased), leased, dead: dead?, quarantined: quarantined? })
-    }
-
-    // ── what came to rest ──────────────────────────────────────────────────────────────────────────────────────────
-
-    /// The dead letters, oldest first.
-    pub async fn dead_letters(&self, most: usize) -> Result<Vec<Resting>, SourceError> {
-        resting(&self.dead, most).await
-    }
-
-    /// What could not be read, oldest first.
-    pub async fn quarantined(&self, most: usize) -> Result<Vec<Resting>, SourceError> {
-        resting(&self.quarantine, most).await
-    }
-
-    /// Makes dead letters messages again, oldest first, at the end of their groups. Says how many.
-    pub async fn redrive(&self, most: usize) -> Result<usize, SourceError> {
-        let failed = |error: String| SourceError::Unavailable(format!("cannot redrive: {error}"));
-        let letters = self.dead_letters(most).await?;
-        let mut redriven = 0;
-        for letter in letters {
-            let number = partition_of(letter.group.as_deref(), self.shared.partitions);
-            let mut headers = HeaderMap::new();
-            if let Some(group) = &letter.group {
-                headers.insert(GROUP, utf8_percent_encode(group, NON_ALPHANUMERIC).to_string());
-            }
-            // Interrupted and begun again, it is published once.
-            let stream = &self.shared.settings.stream;
-            let id = format!("{stream}.redrive.{}.{}", letter.sequence, letter.since);
-            headers.insert(NATS_MESSAGE_ID, id);
-            let subject = self.shared.settings.partition_subject(number);
-            let text = bytes::Bytes::copy_from_slice(&letter.text);
-            let published = self.shared.context.publish_with_headers(subject, headers, text).await;
-            published
-                .map_err(|error| failed(error.to_string()))?
-                .await
-                .map_err(|error| failed(error.to_string()))?;
-            self.dead.delete_message(letter.sequence).await.map_err(|error| failed(error.to_string()))?;
-            redriven += 1;
-        }
-        Ok(redriven)
     }
 }
 
@@ -751,33 +698,6 @@ enum Newer {
     Gone,
     Forgotten,
     Late,
-}
-
-async fn resting(stream: &stream::Stream, most: usize) -> Result<Vec<Resting>, SourceError> {
-    let failed = |error: &dyn std::fmt::Display| {
-        SourceError::Unavailable(format!("cannot look at what rests: {error}"))
-    };
-    let info = stream.get_info().await.map_err(|error| failed(&error))?;
-    let mut found = Vec::new();
-    let mut next = info.state.first_sequence;
-    while found.len() < most && info.state.messages > found.len() as u64 && next <= info.state.last_sequence {
-        // Gaps are those that were redriven one by one.
-        if let Ok(message) = stream.get_raw_message(next).await {
-            let header = |name: &str| {
-                let value = message.headers.get(name)?.as_str().to_owned();
-                Some(percent_decode_str(&value).decode_utf8_lossy().into_owned())
-            };
-            found.push(Resting {
-                sequence: next,
-                since: message.time.unix_timestamp_nanos(),
-                group: header(GROUP).map(Into::into),
-                reason: header(REASON).unwrap_or_default(),
-                text: message.payload.to_vec().into(),
-            });
-        }
-        next += 1;
-    }
-    Ok(found)
 }
 
 impl Source for NatsSource {
@@ -831,6 +751,10 @@ impl Source for NatsSource {
 
     fn depth(&self) -> BoxFuture<'_, Result<Depth, SourceError>> {
         self.measure().boxed()
+    }
+
+    fn keeps(&self) -> Result<Option<Arc<dyn Keeps>>, SourceError> {
+        Ok(Some(Arc::clone(&self.aside) as _))
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

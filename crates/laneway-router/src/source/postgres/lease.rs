@@ -35,7 +35,7 @@ pub struct PostgresLease {
 }
 
 impl PostgresLease {
-    /// The lease of this name at this address. `holder` is what others see who look at the row.
+    /// The lease of this name at this address. `holder` is what others see who look at the row, and nobody else's.
     pub fn open(url: &Secret, name: &str, holder: &str) -> Result<Self, OpenError> {
         let options = connect_options(url, name)?;
         let (name, holder, place) = (name.to_owned(), holder.to_owned(), place(&options));
@@ -128,16 +128,17 @@ impl Lease for PostgresLease {
     }
 
     fn renew(&self, token: u64, time: Duration) -> BoxFuture<'_, Result<bool, SourceError>> {
-        let name = self.name.clone();
+        let (name, holder) = (self.name.clone(), self.holder.clone());
         let question: Question<bool> = Box::new(move |connection| {
             async move {
                 let renewed = sqlx::query(
                     "UPDATE laneway_queue.lease SET ends = clock_timestamp() + make_interval(secs => $3)
-                 WHERE name = $1 AND token = $2 AND ends > clock_timestamp()",
+                 WHERE name = $1 AND token = $2 AND holder = $4 AND ends > clock_timestamp()",
                 )
                 .bind(&name)
                 .bind(token as i64)
                 .bind(seconds(time))
+                .bind(&holder)
                 .execute(connection)
                 .await?;
                 Ok(renewed.rows_affected() == 1)
@@ -148,12 +149,13 @@ impl Lease for PostgresLease {
     }
 
     fn release(&self, token: u64) -> BoxFuture<'_, Result<(), SourceError>> {
-        let name = self.name.clone();
+        let (name, holder) = (self.name.clone(), self.holder.clone());
         let question: Question<()> = Box::new(move |connection| {
             async move {
-                let statement =
-                    "UPDATE laneway_queue.lease SET ends = clock_timestamp() WHERE name = $1 AND token = $2";
-                sqlx::query(statement).bind(&name).bind(token as i64).execute(connection).await.map(drop)
+                let statement = "UPDATE laneway_queue.lease SET ends = clock_timestamp()
+                 WHERE name = $1 AND token = $2 AND holder = $3";
+                let asked = sqlx::query(statement).bind(&name).bind(token as i64).bind(&holder);
+                asked.execute(connection).await.map(drop)
             }
             .boxed()
         });

@@ -53,7 +53,10 @@ use self::statements::{Statements, UNGROUPED, kinds};
 use crate::message::{MESSAGE_BYTES_MAX, Secret};
 use crate::pool::Ungrouped;
 use crate::source::embedded::{Publication, PublishError, Published, Refusal};
-use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
+use crate::source::{
+    Delivery, Depth, Disposal, Keeps, Kept, PAGE_BYTES, Receipt, Redriven, Rest, Settled, Source,
+    SourceError, Wants,
+};
 
 /// The schema, as it is installed.
 const SCHEMA: &str = include_str!("schema.sql");
@@ -194,35 +197,6 @@ impl Drop for Inner {
         if let Some(listener) = self.listener.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
             listener.abort();
         }
-    }
-}
-
-/// A kept message: a dead letter, or one in quarantine.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Kept {
-    /// Its place among all that are kept; grows.
-    pub place: u64,
-    /// What it was called in the queue.
-    pub sequence: u64,
-    /// Its group, if it had one.
-    pub group: Option<Arc<str>>,
-    /// Why it was kept.
-    pub reason: String,
-    /// How often it was handed out.
-    pub attempts: u32,
-    /// The text, as it was published.
-    pub text: Arc<[u8]>,
-}
-
-impl fmt::Debug for Kept {
-    /// The text may hold tokens.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Kept")
-            .field("place", &self.place)
-            .field("sequence", &self.sequence)
-            .field("group", &self.group)
-            .field("reason", &self.reason)
-            .finish_non_exhaustive()
     }
 }
 
@@ -1001,6 +975,10 @@ impl Source for PostgresQueue {
         &self.inner.settings.name
     }
 
+    fn keeps(&self) -> Result<Option<Arc<dyn Keeps>>, SourceError> {
+        Ok(Some(Arc::new(self.clone())))
+    }
+
     fn kind(&self) -> &'static str {
         "postgres"
     }
@@ -1056,93 +1034,116 @@ impl Source for PostgresQueue {
 
 // ── what is kept ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-/// For operators.
+/// How a kind of rest is called in the table.
+fn word(rest: Rest) -> &'static str {
+    match rest {
+        Rest::DeadLetters => "dead",
+        Rest::Quarantine => "quarantine",
+    }
+}
+
+impl Keeps for PostgresQueue {
+    fn kept(&self, rest: Rest, after: u64, most: usize) -> BoxFuture<'_, Result<Vec<Kept>, SourceError>> {
+        async move {
+            let queue = self.inner.settings.queue.clone();
+            let (after, most) = (after.min(i64::MAX as u64) as i64, most.min(BATCH_MAX) as i64);
+            let question: Question<Vec<PgRow>> = Box::new(move |connection| {
+                async move {
+                    sqlx::query(
+                        "SELECT place, of_group, reason, attempts, published, kept, form, text FROM (
+                             SELECT *, sum(octet_length(text)) OVER (ORDER BY place) - octet_length(text) AS before FROM (
+                                 SELECT place, nullif(headers ->> 'x-pgmq-group', '') AS of_group, reason, read_ct AS attempts,
+                                     (extract(epoch FROM enqueued_at) * 1000)::bigint AS published,
+                                     (extract(epoch FROM kept_at) * 1000)::bigint AS kept, headers ->> 'x-laneway-text' AS form,
+                                     coalesce(CASE WHEN headers ? 'x-laneway-text' THEN message #>> '{}' ELSE message::text END, '') AS text
+                                 FROM laneway_queue.kept WHERE queue = $1 AND kind = $2 AND place > $3 ORDER BY place LIMIT $4) AS those
+                             ) AS page WHERE before < $5 ORDER BY place",
+                    )
+                    .bind(queue)
+                    .bind(word(rest))
+                    .bind(after)
+                    .bind(most)
+                    .bind(PAGE_BYTES as i64)
+                    .fetch_all(connection)
+                    .await
+                }
+                .boxed()
+            });
+            Ok(self.inner.ask(question).await?.iter().map(kept).collect())
+        }
+        .boxed()
+    }
+
+    fn redrive(&self, which: Option<Vec<u64>>, most: usize) -> BoxFuture<'_, Result<Redriven, SourceError>> {
+        self.redrive_places(which, most).boxed()
+    }
+
+    fn purge(&self, rest: Rest) -> BoxFuture<'_, Result<usize, SourceError>> {
+        async move {
+            let queue = self.inner.settings.queue.clone();
+            let question: Question<usize> = Box::new(move |connection| {
+                async move {
+                    let query = sqlx::query("DELETE FROM laneway_queue.kept WHERE queue = $1 AND kind = $2");
+                    let query = query.bind(queue).bind(word(rest));
+                    Ok(query.execute(connection).await?.rows_affected() as usize)
+                }
+                .boxed()
+            });
+            self.inner.ask(question).await
+        }
+        .boxed()
+    }
+}
+
 impl PostgresQueue {
-    /// Dead letters, oldest first, behind a place (0 for the oldest); no more than [`BATCH_MAX`].
-    pub async fn dead_letters(&self, after: u64, most: usize) -> Result<Vec<Kept>, SourceError> {
-        self.kept("dead", after, most).await
-    }
-
-    /// What could not be read as a message, oldest first, behind a place (0 for the oldest); no more than [`BATCH_MAX`].
-    pub async fn quarantined(&self, after: u64, most: usize) -> Result<Vec<Kept>, SourceError> {
-        self.kept("quarantine", after, most).await
-    }
-
-    async fn kept(&self, kind: &'static str, after: u64, most: usize) -> Result<Vec<Kept>, SourceError> {
+    /// Those at these places, or so many of the oldest, under new numbers.
+    async fn redrive_places(&self, which: Option<Vec<u64>>, most: usize) -> Result<Redriven, SourceError> {
+        let places = which.map(|all| all.into_iter().map(|place| place as i64).collect::<Vec<_>>());
+        // Of those that are named none is too many.
+        let most = if places.is_some() { BATCH_MAX } else { most.min(BATCH_MAX) } as i64;
         let queue = self.inner.settings.queue.clone();
-        let (after, most) = (after.min(i64::MAX as u64) as i64, most.min(BATCH_MAX) as i64);
-        let question: Question<Vec<PgRow>> = Box::new(move |connection| {
-            async move {
-                sqlx::query(
-                    "SELECT place, msg_id, nullif(headers ->> 'x-pgmq-group', ''), reason, read_ct, headers ->> 'x-laneway-text',
-                         CASE WHEN headers ? 'x-laneway-text' THEN message #>> '{}' ELSE message::text END
-                     FROM laneway_queue.kept WHERE queue = $1 AND kind = $2 AND place > $3 ORDER BY place LIMIT $4",
-                )
-                .bind(queue)
-                .bind(kind)
-                .bind(after)
-                .bind(most)
-                .fetch_all(connection)
-                .await
-            }
-            .boxed()
-        });
-        Ok(self.inner.ask(question).await?.iter().map(kept).collect())
-    }
-
-    /// Makes dead letters messages again, at the end of their groups and under new numbers: those at these places, or the oldest. Says how many.
-    pub async fn redrive(&self, places: Option<Vec<u64>>, most: usize) -> Result<usize, SourceError> {
-        let places = places.map(|all| all.into_iter().map(|place| place as i64).collect::<Vec<_>>());
-        let (queue, most) = (self.inner.settings.queue.clone(), most.min(BATCH_MAX) as i64);
         let statement = format!(
             "WITH back AS (
                  DELETE FROM laneway_queue.kept WHERE place IN (
                      SELECT place FROM laneway_queue.kept
                      WHERE queue = $1 AND kind = 'dead' AND ($2::bigint[] IS NULL OR place = ANY($2))
                      ORDER BY place LIMIT $3 FOR UPDATE)
-                 RETURNING place, message, headers)
-             INSERT INTO {} (vt, message, headers) SELECT clock_timestamp(), message, headers FROM back ORDER BY place",
+                 RETURNING place, message, headers),
+             again AS (
+                 INSERT INTO {} (vt, message, headers) SELECT clock_timestamp(), message, headers FROM back ORDER BY place)
+             SELECT place FROM back",
             statements::table(&queue)
         );
-        let question = || -> Question<usize> {
+        let asked = places.clone().unwrap_or_default();
+        let question = || -> Question<Vec<i64>> {
             let (statement, queue, places) = (statement.clone(), queue.clone(), places.clone());
             Box::new(move |connection| {
-                async move {
-                    let query = sqlx::query(&statement).bind(queue).bind(places).bind(most);
-                    Ok(query.execute(connection).await?.rows_affected() as usize)
-                }
-                .boxed()
+                let query = async move {
+                    let query = sqlx::query_scalar(&statement).bind(queue).bind(places).bind(most);
+                    query.fetch_all(connection).await
+                };
+                query.boxed()
             })
         };
         let redriven = self.inner.ask_despite_conflicts(question).await;
         self.inner.wake.notify_waiters();
-        redriven
-    }
-
-    /// Forgets all dead letters. Says how many.
-    pub async fn purge_dead_letters(&self) -> Result<usize, SourceError> {
-        let queue = self.inner.settings.queue.clone();
-        let question: Question<usize> = Box::new(move |connection| {
-            async move {
-                let query = sqlx::query("DELETE FROM laneway_queue.kept WHERE queue = $1 AND kind = 'dead'");
-                Ok(query.bind(queue).execute(connection).await?.rows_affected() as usize)
-            }
-            .boxed()
-        });
-        self.inner.ask(question).await
+        let redriven: HashSet<i64> = redriven?.into_iter().collect();
+        let missing = asked.into_iter().filter(|place| !redriven.contains(place)).map(|place| place as u64);
+        Ok(Redriven { count: redriven.len(), missing: missing.collect() })
     }
 }
 
 fn kept(row: &PgRow) -> Kept {
-    let (place, number, attempts): (i64, i64, i32) = (row.get(0), row.get(1), row.get(4));
-    let group: Option<String> = row.get(2);
-    let (form, text): (Option<String>, Option<String>) = (row.get(5), row.get(6));
+    let number = |at: usize| u64::try_from(row.get::<i64, _>(at)).unwrap_or(0);
+    let group: Option<String> = row.get(1);
+    let (form, text): (Option<String>, Option<String>) = (row.get(6), row.get(7));
     Kept {
-        place: place as u64,
-        sequence: number as u64,
+        sequence: number(0),
         group: group.map(Arc::from),
-        reason: row.get(3),
-        attempts: attempts.max(0) as u32,
+        attempts: Some(row.get::<i32, _>(3).max(0) as u32),
+        published_millis: Some(number(4)),
+        kept_millis: number(5),
+        reason: row.get(2),
         text: decoded(form.as_deref(), text),
     }
 }

@@ -533,9 +533,16 @@ impl<T> Pushed<T> {
 }
 
 impl<T: Clone> Pushed<T> {
-    /// What is to be copied elsewhere before it is settled.
+    /// What is to be copied elsewhere before it is settled, unless it has been.
     pub(crate) fn copy(&self, receipt: &Receipt) -> Option<Copied<T>> {
         self.shelf().copy(receipt)
+    }
+
+    /// Copies of these are where they should be: if the question fails as a whole and is asked again, no more are made.
+    #[cfg(feature = "rabbitmq")]
+    pub(crate) fn note_copied<'a>(&self, receipts: impl Iterator<Item = &'a Receipt>) {
+        let mut shelf = self.shelf();
+        receipts.for_each(|receipt| shelf.note_copied(receipt));
     }
 }
 
@@ -549,13 +556,6 @@ pub(crate) fn fingerprint(id: Option<&str>, group: Option<&str>, text: &[u8]) ->
 /// As much of a reason as a letter carries.
 pub(crate) fn brief(reason: &str) -> &str {
     super::cut(reason, REASON_BYTES_MAX)
-}
-
-/// The instant of a time in milliseconds since 1970. None if it is over.
-pub(crate) fn instant(millis: u64) -> Option<Instant> {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
-    let left = Duration::from_millis(millis).checked_sub(since)?;
-    Instant::now().checked_add(left)
 }
 
 /// A panic is a failure like others: a driver that ended with it would leave a source that says nothing for ever.

@@ -118,6 +118,8 @@ struct Item<T> {
     text: Arc<[u8]>,
     not_before: Option<Instant>,
     lease: Option<Instant>,
+    /// A copy of it is among the dead letters, or in quarantine: it only has to be acknowledged.
+    copied: bool,
     tag: T,
 }
 
@@ -220,6 +222,7 @@ impl<T> Shelf<T> {
             text: arrival.text,
             not_before: arrival.not_before,
             lease: None,
+            copied: false,
             tag: arrival.tag,
         });
         let entered = &mut self.groups[group];
@@ -465,6 +468,17 @@ impl<T> Shelf<T> {
         was_leased
     }
 
+    /// A copy of it is where it should be.
+    #[cfg_attr(
+        not(feature = "rabbitmq"),
+        allow(dead_code, reason = "copied and acknowledged in one elsewhere")
+    )]
+    pub(crate) fn note_copied(&mut self, receipt: &Receipt) {
+        if let Some(place) = self.find(receipt) {
+            self.items[place].copied = true;
+        }
+    }
+
     fn remove(&mut self, place: usize, now: Instant) -> Item<T> {
         let item = self.items.remove(place);
         if let Some(lease) = item.lease {
@@ -526,9 +540,9 @@ fn pull(row: &mut VecDeque<At>, at: At) -> bool {
 }
 
 impl<T: Clone> Shelf<T> {
-    /// What is to be copied elsewhere. It stays leased.
+    /// What is to be copied elsewhere, unless it has been. It stays leased.
     pub(crate) fn copy(&self, receipt: &Receipt) -> Option<Copied<T>> {
-        let item = &self.items[self.find(receipt)?];
+        let item = self.find(receipt).map(|place| &self.items[place]).filter(|item| !item.copied)?;
         let group = self.groups[item.group].name.clone();
         let (text, tag) = (Arc::clone(&item.text), item.tag.clone());
         Some(Copied { group, text, attempt: item.earlier.saturating_add(item.handed), tag })

@@ -299,6 +299,9 @@ pub(super) enum To<'a> {
     Named(&'a str),
 }
 
+/// A message on its way: where to, with what, and what it says.
+pub(super) type Publishing<'a> = (To<'a>, BasicProperties, Arc<[u8]>);
+
 /// A connection to publish over, made when it is needed and anew when it was lost. RabbitMQ slows down connections that publish, so it is
 /// never one that is read from.
 pub(super) struct Publisher {
@@ -334,13 +337,19 @@ impl Publisher {
     }
 
     /// Publishes all of these at once, and waits until the broker has every one on disk.
-    pub(super) async fn publish(
+    pub(super) async fn publish(&self, messages: Vec<Publishing<'_>>) -> Result<(), SourceError> {
+        self.publish_each(messages).await?.into_iter().collect()
+    }
+
+    /// Publishes all of these at once, and waits until the broker has each of them on disk, or has said what is wrong with it.
+    pub(super) async fn publish_each(
         &self,
-        messages: Vec<(To<'_>, BasicProperties, Arc<[u8]>)>,
-    ) -> Result<(), SourceError> {
+        messages: Vec<Publishing<'_>>,
+    ) -> Result<Vec<Result<(), SourceError>>, SourceError> {
         let settings = &*self.settings;
         let link = self.link().await?;
-        let publish = |(to, properties, text): (To<'_>, BasicProperties, Arc<[u8]>)| {
+        let count = messages.len();
+        let publish = |(to, properties, text): Publishing<'_>| {
             let (exchange, key): (ShortString, ShortString) = match to {
                 To::Named(queue) => ("".into(), queue.into()),
                 To::Queue { .. } if settings.partitions == 1 => ("".into(), settings.queue.as_str().into()),
@@ -351,31 +360,41 @@ impl Publisher {
             async move { channel.basic_publish(exchange, key, options, &text, properties).await }
         };
         let published = answer(settings, "publish", all_sent(messages.into_iter().map(publish))).await?;
+        let mut answers = Vec::with_capacity(count);
         for confirmation in published {
-            match answer(settings, "confirm a message", confirmation).await? {
-                Confirmation::Ack(None) => {}
-                Confirmation::Ack(Some(returned)) | Confirmation::Nack(Some(returned)) => {
-                    return Err(SourceError::Broken(format!(
-                        "{} has no queue for a message to exchange {:?}, routing key {:?}",
-                        settings.place(),
-                        returned.delivery.exchange.as_str(),
-                        returned.delivery.routing_key.as_str()
-                    )));
-                }
-                Confirmation::Nack(None) | Confirmation::NotRequested => {
-                    let place = settings.place();
-                    return Err(SourceError::Unavailable(format!(
-                        "{place} did not take a message: is its queue full?"
-                    )));
+            match answer(settings, "confirm a message", confirmation).await {
+                Ok(confirmation) => answers.push(confirmed(settings, confirmation)),
+                // Nor will it say anything of those behind it.
+                Err(error) => {
+                    answers.resize(count, Err(error));
+                    break;
                 }
             }
         }
-        Ok(())
+        Ok(answers)
     }
 
     pub(super) async fn close(&self) {
         if let Some(link) = self.link.lock().await.take() {
             let _ = timeout(ANSWER, link.connection.close(200, "closed".into())).await;
+        }
+    }
+}
+
+/// What a confirmation means.
+fn confirmed(settings: &Settings, confirmation: Confirmation) -> Result<(), SourceError> {
+    let place = settings.place();
+    match confirmation {
+        Confirmation::Ack(None) => Ok(()),
+        Confirmation::Ack(Some(returned)) | Confirmation::Nack(Some(returned)) => {
+            Err(SourceError::Broken(format!(
+                "{place} has no queue for a message to exchange {:?}, routing key {:?}",
+                returned.delivery.exchange.as_str(),
+                returned.delivery.routing_key.as_str()
+            )))
+        }
+        Confirmation::Nack(None) | Confirmation::NotRequested => {
+            Err(SourceError::Unavailable(format!("{place} did not take a message: is its queue full?")))
         }
     }
 }
@@ -463,7 +482,8 @@ async fn examine_queue(
     findings
 }
 
-/// AMQP has no way to ask what a queue is like. But to declare one that is there with other arguments is refused with the first difference, and changes nothing.
+/// AMQP has no way to ask what a queue is like. But to declare one that is there with other arguments is refused with the first difference, and changes nothing. What policies say
+/// cannot be found that way: a limit of deliveries, a length beyond which the oldest go, a time to live.
 async fn differences(connection: &Connection, queue: &str) -> Finding {
     let again = "delete it when it is empty and let `declare = true` make it, or make it again by hand";
     let limit = "make it again with an x-delivery-limit of 1000000000; `attempts` of the pool is the limit that counts attempts";
@@ -476,7 +496,7 @@ async fn differences(connection: &Connection, queue: &str) -> Finding {
     }
     let Some(said) = refusal(connection, queue, arguments(true)).await else {
         return Finding::fine(format!(
-            "queue {queue}: quorum, single active consumer, no limit of deliveries to speak of"
+            "queue {queue}, by its arguments: quorum, single active consumer, no limit of deliveries to speak of (a policy may say otherwise, which AMQP does not tell: `rabbitmqctl list_queues name effective_policy_definition`)"
         ));
     };
     if said.contains("x-single-active-consumer") {

@@ -26,9 +26,9 @@ use crate::source::ARRIVALS_AT_ONCE;
 use crate::source::broker::Role;
 use crate::source::pushed::{
     ANSWER, Acknowledged, Arrival, Copied, Ending, LetGo, LongTexts, Memory, Pushed, Weight, Width, brief,
-    caught, fingerprint, instant,
+    caught, fingerprint,
 };
-use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
+use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants, instant};
 
 /// So many batches of settlements are under way at once: all that may wait for one behind them to complete the prefix (`acks.rs`).
 const SETTLES_AT_ONCE: usize = 512;
@@ -199,9 +199,10 @@ impl Inner {
         Ok(answers)
     }
 
-    /// Publishes dead letters, and what goes to quarantine. They are still leased afterwards.
+    /// Publishes dead letters, and what goes to quarantine. They are still leased afterwards. Of those that were confirmed it is noted, so that one that cannot be published does not
+    /// repeat the others.
     async fn put_aside(&self, disposals: &[(Receipt, Disposal)]) -> Result<(), SourceError> {
-        let mut letters = Vec::new();
+        let (mut receipts, mut letters) = (Vec::new(), Vec::new());
         for (receipt, disposal) in disposals {
             let (queue, reason) = match disposal {
                 Disposal::DeadLetter { reason } => (&self.settings.dead_letters, reason),
@@ -209,10 +210,17 @@ impl Inner {
                 _ => continue,
             };
             if let Some(copied) = self.pushed.copy(receipt) {
+                receipts.push(receipt);
                 letters.push((To::Named(queue), with_reason(&copied, reason), copied.text));
             }
         }
-        if letters.is_empty() { Ok(()) } else { self.publisher.publish(letters).await }
+        if letters.is_empty() {
+            return Ok(());
+        }
+        let answers = self.publisher.publish_each(letters).await?;
+        let confirmed = receipts.into_iter().zip(&answers).filter(|(_, answer)| answer.is_ok());
+        self.pushed.note_copied(confirmed.map(|(receipt, _)| receipt));
+        answers.into_iter().collect()
     }
 
     async fn depth(&self) -> Result<Depth, SourceError> {

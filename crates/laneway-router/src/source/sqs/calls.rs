@@ -355,7 +355,7 @@ pub(super) fn sequence(number: &str) -> DeliveryId {
 }
 
 /// In a standard queue there is no place, only an identity.
-fn fingerprint(id: &str) -> DeliveryId {
+pub(super) fn fingerprint(id: &str) -> DeliveryId {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let mut hasher = DefaultHasher::new();
     id.hash(&mut hasher);

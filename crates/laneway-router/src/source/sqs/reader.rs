@@ -13,8 +13,13 @@
 //!
 //! A receipt whose lease is over by our clock is stale, and SQS is not even asked: a standard queue would say yes and do nothing, and worse, a
 //! server that is careless would delete the message under somebody else's hands. A receipt that we do not remember is stale as well.
+//!
+//! # Letters hold nobody up
+//!
+//! What is to be kept elsewhere, among the dead letters or in quarantine, is copied before it is deleted. That takes its time, so everything else that is settled with it is settled at once, and
+//! a letter stays in the table until its copy is made: its lease is renewed meanwhile, and whether that is still good is looked at afterwards.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,11 +27,12 @@ use std::time::Duration;
 
 use aws_sdk_sqs::types::{MessageAttributeValue, QueueAttributeName};
 use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, join_all};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::calls::{CALL_BYTES_MAX, Calls, Fetched, Letter, Sent, TOGETHER, lease_end};
+use super::calls::{CALL_BYTES_MAX, Calls, Fetched, Letter, Sent, TOGETHER, fingerprint, lease_end};
+use super::writer::in_calls;
 use crate::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
 
 /// The unit in which SQS waits. Whoever has no more time than that asks what is there now.
@@ -37,6 +43,9 @@ const SHORT_PAUSE: Duration = Duration::from_millis(200);
 
 /// How long a claim that asks what is there now waits beyond its time for the answer.
 const GRACE: Duration = Duration::from_millis(500);
+
+/// Calls that carry letters under way at a time, at most.
+const LINES_MAX: usize = 8;
 
 /// A source of SQS.
 pub struct SqsSource {
@@ -218,7 +227,7 @@ impl Inner {
             let sizes = (0..missing).map(|n| (wants.most - received.len() - n * TOGETHER).min(TOGETHER));
             let more: Vec<_> =
                 sizes.map(|most| self.receive_once(most, Duration::ZERO, wants.lease)).collect();
-            for some in futures_util::future::join_all(more).await {
+            for some in join_all(more).await {
                 // What has been received must not be lost for one that failed.
                 let some = some.unwrap_or_default();
                 is_full &= some.len() == TOGETHER;
@@ -290,63 +299,127 @@ fn remember(held: &mut HashMap<Arc<str>, Held>, fetched: Fetched, until: Instant
     Delivery { id, receipt: Receipt::Text(receipt), group, text, attempt, sequence: id }
 }
 
+/// A settlement, with its place in the question.
+type Asked<'a> = (usize, &'a (Receipt, Disposal));
+
 /// Settling.
 impl Inner {
     async fn settle(&self, disposals: Vec<(Receipt, Disposal)>) -> Result<Vec<Settled>, SourceError> {
         if self.closed.load(SeqCst) {
             return Err(SourceError::Closed);
         }
-        let mut taken = Taken { inner: self, receipts: Vec::new(), answers: vec![None; disposals.len()] };
-        taken.take(&disposals);
-        self.keep_letters(&disposals, &mut taken).await;
-        let mut deletes = Vec::new();
-        let mut changes = Vec::new();
-        for (place, receipt) in taken.open() {
-            match &disposals[place].1 {
-                Disposal::GiveBack { delay } => changes.push((place, (receipt, *delay))),
-                _ => deletes.push((place, receipt)),
-            }
-        }
-        let (delete_places, deletes): (Vec<_>, Vec<_>) = deletes.into_iter().unzip();
-        let (change_places, changes): (Vec<_>, Vec<_>) = changes.into_iter().unzip();
-        let (deleted, changed) =
-            tokio::join!(self.calls.delete(&self.url, &deletes), self.calls.hide(&self.url, &changes));
-        for (place, answer) in delete_places.into_iter().zip(deleted) {
-            taken.answers[place] = Some(answer);
-        }
-        for (place, answer) in change_places.into_iter().zip(changed) {
-            taken.answers[place] = Some(answer);
-        }
-        taken.finish()
+        let is_letter = |(_, (_, disposal)): &Asked<'_>| self.place_of(disposal).is_some();
+        let (letters, others): (Vec<_>, Vec<_>) = disposals.iter().enumerate().partition(is_letter);
+        let (others, (letters, failure)) = tokio::join!(self.tell(others), self.tell_letters(letters));
+        finish(disposals.len(), [others, letters], failure)
     }
 
-    /// Sends copies of dead letters, and of what cannot be read, to where those are kept. A message is deleted only when its copy is there. In order, one call after
-    /// another: they are few.
-    async fn keep_letters(&self, disposals: &[(Receipt, Disposal)], taken: &mut Taken<'_>) {
-        for (place, receipt) in taken.open() {
-            let (target, reason) = match &disposals[place].1 {
-                Disposal::DeadLetter { reason } => (&self.dead_letters, reason),
-                Disposal::Quarantine { reason } => (&self.quarantine, reason),
-                Disposal::Done | Disposal::GiveBack { .. } => continue,
-            };
-            let Some(letter) = taken.letter(&receipt, target.fifo) else { continue };
-            let letter = letter.because(reason);
-            let failure = match self.calls.send(&target.url, &[letter]).await {
-                Ok(sent) => match sent.into_iter().next() {
-                    Some(Sent::Taken { .. }) => {
-                        taken.note_copy(place);
-                        continue;
-                    }
-                    Some(Sent::Refused(reason)) => SourceError::Broken(format!("{}: {reason}", target.url)),
-                    Some(Sent::Failed(reason)) => {
-                        SourceError::Unavailable(format!("{}: {reason}", target.url))
-                    }
-                    None => SourceError::Unavailable(format!("{}: SQS gave no answer", target.url)),
-                },
-                Err(error) => error,
-            };
-            taken.answers[place] = Some(Err(failure));
+    /// Where a message is kept, and why, if it is.
+    fn place_of<'a>(&'a self, disposal: &'a Disposal) -> Option<(&'a Place, &'a str)> {
+        match disposal {
+            Disposal::DeadLetter { reason } => Some((&self.dead_letters, reason)),
+            Disposal::Quarantine { reason } => Some((&self.quarantine, reason)),
+            Disposal::Done | Disposal::GiveBack { .. } => None,
         }
+    }
+
+    /// Copies letters, and deletes those whose copies are there.
+    async fn tell_letters(&self, mut asked: Vec<Asked<'_>>) -> (Taken<'_>, Option<SourceError>) {
+        let failure = self.keep(&asked).await;
+        {
+            let table = self.held();
+            let has_copy = |held: &Held| held.copied || held.answer.is_some();
+            asked.retain(|(_, (receipt, _))| table.get(&receipt.text()).is_none_or(has_copy));
+        }
+        (self.tell(asked).await, failure)
+    }
+
+    /// Takes deliveries out of the table, and deletes or hides their messages.
+    async fn tell(&self, asked: Vec<Asked<'_>>) -> Taken<'_> {
+        let mut taken = Taken::of(self, &asked);
+        let mut deletes = Vec::new();
+        let mut changes = Vec::new();
+        let open = taken.rows.iter().enumerate().filter(|(_, row)| row.answer.is_none());
+        for (at, row) in open {
+            let receipt = Arc::clone(&row.receipt);
+            match &asked[at].1.1 {
+                Disposal::GiveBack { delay } => changes.push((at, (receipt, *delay))),
+                _ => deletes.push((at, receipt)),
+            }
+        }
+        let (deleted_at, deletes): (Vec<_>, Vec<_>) = deletes.into_iter().unzip();
+        let (changed_at, changes): (Vec<_>, Vec<_>) = changes.into_iter().unzip();
+        let (deleted, changed) =
+            tokio::join!(self.calls.delete(&self.url, &deletes), self.calls.hide(&self.url, &changes));
+        for (at, answer) in deleted_at.into_iter().chain(changed_at).zip(deleted.into_iter().chain(changed)) {
+            taken.rows[at].answer = Some(answer);
+        }
+        taken
+    }
+
+    /// Sends copies of letters to where they are kept, in several lines at a time. Those of a group are in one line, so that they are kept in their order.
+    async fn keep(&self, asked: &[Asked<'_>]) -> Option<SourceError> {
+        let letters = self.letters(asked);
+        let lines_max = letters.len().div_ceil(TOGETHER).clamp(1, LINES_MAX) as u64;
+        let mut lines: BTreeMap<(&str, u64), Vec<(usize, Letter)>> = BTreeMap::new();
+        for (at, url, letter) in letters {
+            let line = letter.group.as_deref().map_or(at as u64, fingerprint) % lines_max;
+            lines.entry((url, line)).or_default().push((at, letter));
+        }
+        let kept = lines.into_iter().map(|((url, _), line)| self.keep_line(url, line, asked));
+        let failures = join_all(kept).await.into_iter().flatten();
+        failures.max_by_key(|failure| matches!(failure, SourceError::Unavailable(_)))
+    }
+
+    /// The letters that have to be sent yet, and where to.
+    fn letters<'a>(&'a self, asked: &[Asked<'a>]) -> Vec<(usize, &'a str, Letter)> {
+        let (table, now) = (self.held(), Instant::now());
+        let letter = |(at, (_, (receipt, disposal))): (usize, &Asked<'a>)| {
+            let (place, reason) = self.place_of(disposal)?;
+            let held = table.get(&receipt.text()).filter(|held| held.until > now)?;
+            let has_to = !held.copied && held.answer.is_none();
+            has_to.then(|| (at, &*place.url, held.letter(place.fifo).because(reason)))
+        };
+        asked.iter().enumerate().filter_map(letter).collect()
+    }
+
+    /// Sends letters, one call after another, until SQS cannot be had.
+    async fn keep_line(
+        &self,
+        url: &str,
+        line: Vec<(usize, Letter)>,
+        asked: &[Asked<'_>],
+    ) -> Option<SourceError> {
+        let mut failure = None;
+        for (places, letters) in in_calls(line) {
+            let sent = match self.calls.send(url, &letters).await {
+                Ok(sent) => sent,
+                Err(error) => {
+                    failure = Some(error);
+                    Vec::new()
+                }
+            };
+            let mut held = self.held();
+            for (at, sent) in places.into_iter().zip(sent) {
+                match sent {
+                    Sent::Taken { .. } => {
+                        if let Some(held) = held.get_mut(&asked[at].1.0.text()) {
+                            held.copied = true;
+                        }
+                    }
+                    Sent::Refused(reason) => {
+                        failure = failure.or(Some(SourceError::Broken(format!("{url}: {reason}"))));
+                    }
+                    Sent::Failed(reason) => {
+                        failure = Some(SourceError::Unavailable(format!("{url}: {reason}")));
+                    }
+                }
+            }
+            if matches!(failure, Some(SourceError::Unavailable(_))) {
+                break;
+            }
+        }
+        failure
     }
 
     async fn extend(&self, receipts: &[Receipt], lease: Duration) -> Result<Vec<Settled>, SourceError> {
@@ -404,82 +477,81 @@ impl Inner {
     }
 }
 
+impl Held {
+    /// A copy for another queue. Copies of a message have one deduplication id.
+    fn letter(&self, fifo: bool) -> Letter {
+        let group = self.group.as_deref().unwrap_or(&self.message_id);
+        let letter = Letter {
+            text: String::from_utf8_lossy(&self.text).into_owned(),
+            group: fifo.then(|| group.to_owned()),
+            deduplication_id: fifo.then(|| self.message_id.clone()),
+            attributes: self.attributes.clone(),
+        };
+        if letter.bytes() > CALL_BYTES_MAX { Letter { attributes: HashMap::new(), ..letter } } else { letter }
+    }
+}
+
 /// Deliveries that are being settled: out of the table, so that nobody settles them twice. Whatever is not answered goes back into it, also when the settlement
 /// is dropped.
 struct Taken<'a> {
     inner: &'a Inner,
-    receipts: Vec<(Arc<str>, Option<Held>)>,
-    answers: Vec<Option<Result<Settled, SourceError>>>,
+    rows: Vec<Row>,
 }
 
-impl Taken<'_> {
-    fn take(&mut self, disposals: &[(Receipt, Disposal)]) {
+struct Row {
+    /// In the question.
+    place: usize,
+    receipt: Arc<str>,
+    /// Nothing if the receipt is stale.
+    held: Option<Held>,
+    answer: Option<Result<Settled, SourceError>>,
+}
+
+impl<'a> Taken<'a> {
+    fn of(inner: &'a Inner, asked: &[Asked<'_>]) -> Self {
         let now = Instant::now();
-        let mut table = self.inner.held();
-        for (place, (receipt, _)) in disposals.iter().enumerate() {
+        let mut table = inner.held();
+        let take = |(place, (receipt, _)): &Asked<'_>| {
             let receipt = receipt.text();
             let held = table.remove(&receipt).filter(|held| held.until > now);
-            self.answers[place] = match &held {
-                None => Some(Ok(Settled::Stale)),
-                Some(held) => held.answer.map(Ok),
-            };
-            self.receipts.push((receipt, held));
-        }
-    }
-
-    /// Those without an answer.
-    fn open(&self) -> Vec<(usize, Arc<str>)> {
-        let all = self.receipts.iter().enumerate().zip(&self.answers);
-        all.filter(|(_, answer)| answer.is_none())
-            .map(|((place, (receipt, _)), _)| (place, Arc::clone(receipt)))
-            .collect()
-    }
-
-    fn note_copy(&mut self, place: usize) {
-        if let (_, Some(held)) = &mut self.receipts[place] {
-            held.copied = true;
-        }
-    }
-
-    /// A copy of a message for another queue, unless it has been made. Copies of a message have one deduplication id.
-    fn letter(&self, receipt: &Arc<str>, fifo: bool) -> Option<Letter> {
-        let (_, held) = self.receipts.iter().find(|(it, held)| it == receipt && held.is_some())?;
-        let held = held.as_ref().filter(|held| !held.copied)?;
-        let group = held.group.as_deref().unwrap_or(&held.message_id);
-        let letter = Letter {
-            text: String::from_utf8_lossy(&held.text).into_owned(),
-            group: fifo.then(|| group.to_owned()),
-            deduplication_id: fifo.then(|| held.message_id.clone()),
-            attributes: held.attributes.clone(),
+            let answer = held.as_ref().map_or(Some(Settled::Stale), |held| held.answer).map(Ok);
+            Row { place: *place, receipt, held, answer }
         };
-        Some(if letter.bytes() > CALL_BYTES_MAX {
-            Letter { attributes: HashMap::new(), ..letter }
-        } else {
-            letter
-        })
+        Taken { inner, rows: asked.iter().map(take).collect() }
     }
+}
 
-    /// The answers, if there are all of them. Otherwise those that there are, are remembered for when the question is asked again.
-    fn finish(mut self) -> Result<Vec<Settled>, SourceError> {
-        let answers = self.answers.iter().map(|answer| match answer {
-            Some(answer) => answer.clone(),
-            None => Err(SourceError::Unavailable("SQS gave no answer".to_owned())),
-        });
-        let answers: Result<Vec<_>, _> = answers.collect();
-        if answers.is_ok() {
-            self.receipts.clear();
+/// The answers, if there are all of them. Otherwise those that there are, are remembered for when the question is asked again.
+fn finish(
+    count: usize,
+    all: [Taken<'_>; 2],
+    mut failure: Option<SourceError>,
+) -> Result<Vec<Settled>, SourceError> {
+    let mut answers = vec![Settled::Stale; count];
+    for row in all.iter().flat_map(|taken| &taken.rows) {
+        match &row.answer {
+            Some(Ok(answer)) => answers[row.place] = *answer,
+            Some(Err(error)) => failure = failure.or_else(|| Some(error.clone())),
+            None => {
+                failure = failure.or_else(|| Some(SourceError::Unavailable("SQS gave no answer".to_owned())));
+            }
         }
-        answers
+    }
+    match failure {
+        Some(failure) => Err(failure),
+        None => {
+            all.into_iter().for_each(|mut taken| taken.rows.clear());
+            Ok(answers)
+        }
     }
 }
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
         let mut table = self.inner.held();
-        for ((receipt, held), answer) in self.receipts.drain(..).zip(&self.answers) {
+        for Row { receipt, held, answer, .. } in self.rows.drain(..) {
             if let Some(held) = held {
-                let answer = answer.as_ref().and_then(|answer| answer.as_ref().ok()).copied();
-                table.insert(receipt, Held { answer, ..held });
+                table.insert(receipt, Held { answer: answer.and_then(Result::ok), ..held });
             }
         }
     }

@@ -136,7 +136,7 @@ fn first_of_each_group(letters: Placed) -> (Placed, Placed) {
 }
 
 /// As many letters per call as it takes.
-fn in_calls(letters: Vec<(usize, Letter)>) -> Vec<(Vec<usize>, Vec<Letter>)> {
+pub(super) fn in_calls(letters: Vec<(usize, Letter)>) -> Vec<(Vec<usize>, Vec<Letter>)> {
     let mut calls: Vec<(Vec<usize>, Vec<Letter>)> = Vec::new();
     let mut bytes = 0;
     for (place, letter) in letters {
