@@ -712,7 +712,7 @@ async fn open_when_free(inner: Arc<Inner>, pool: Arc<Pool>) {
             return pool.open();
         };
         if Instant::now() >= next_look {
-            stand_in.give_back_stuck(Some(&pool));
+            stand_in.give_back_for(&pool);
             next_look = Instant::now() + LOOK_FOR_STUCK;
         }
         tokio::select! {
@@ -772,10 +772,12 @@ async fn take_in(inner: Arc<Inner>, feed: Arc<Feed>) {
         }
         let room = inner.roomiest(looks_closer);
         if room == 0 {
-            let is_some_free = inner.pools.load().values().any(|pool| pool.free() > 0);
+            let is_some_free = inner.make_room();
+            // Where nothing is free at all, it is for what only waits that is looked: no message leaves that would wake anybody.
+            let look = if is_some_free { next_look } else { now + LOOK_FOR_STUCK };
             tokio::select! {
                 () = made => {}
-                () = tokio::time::sleep_until(next_look), if is_some_free => {}
+                () = tokio::time::sleep_until(look) => {}
                 _ = closing.changed() => {}
                 _ = stopping.changed() => {}
             }
@@ -961,6 +963,13 @@ impl Inner {
             }
         }
         most
+    }
+
+    /// Nobody has room that is worth a claim: makes some where pools are full of what only waits. Whether any has a little.
+    fn make_room(&self) -> bool {
+        let pools = self.pools.load();
+        pools.values().for_each(|pool| pool.make_room());
+        pools.values().any(|pool| pool.free() > 0)
     }
 
     /// Gives deliveries to their pools, in order. Refusal keeps order: once one of a group is refused, so are those behind it.

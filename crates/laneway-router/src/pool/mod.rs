@@ -32,6 +32,13 @@
 //! Messages of parked groups do not count against the pool's capacity, since nobody knows when they will leave, and the other groups must not wait for
 //! that. They are held beside it, as many again as the capacity; a group that stops when there are more goes back whole, and what comes of a parked group then
 //! goes back, too, and comes again every now and then. So the memory of a pool is bounded by twice its capacity.
+//!
+//! # What waits for its target
+//!
+//! counts against the capacity, and waits without an end: a wait costs no attempt. So one target that asks for a day of patience, or whose breaker is open, could fill
+//! the pool with its messages, and no other target would be called for a day. Where a pool is full while slots are idle, those groups go back whole, for as long as they have to wait,
+//! whose head waits for its target, has used no attempt, and is not due before the next [look](LOOK_FOR_STUCK). One whose head has failed before stays, or its attempts would
+//! be forgotten. Whoever finds no room has the pool looked through ([`Pool::make_room`]), so one that has room, or is busy, pays nothing.
 
 mod attempt;
 mod groups;
@@ -46,7 +53,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use laneway::{Engine, Explanation, Handle, Overflow, RetryPolicy, Snapshot, Topology};
+use laneway::{Engine, Explanation, Handle, Overflow, Reason, RetryPolicy, Snapshot, Topology};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
@@ -219,6 +226,49 @@ struct Core {
     tempo: Mutex<Tempo>,
 }
 
+/// Whose messages go back, as whole groups, where they would stay for long.
+#[derive(Clone, Copy)]
+enum Leaving<'a> {
+    /// All: the pool drains.
+    All,
+    /// Those that are for a pool that has come.
+    To(&'a Arc<Pool>),
+    /// Those that only wait for their targets: others have no room.
+    Patient,
+}
+
+impl<'a> Leaving<'a> {
+    fn includes(self, job: &Job) -> bool {
+        match self {
+            Leaving::All => true,
+            Leaving::To(heir) => job.is_for(heir.code()),
+            Leaving::Patient => job.waits,
+        }
+    }
+
+    /// For how long a group goes whose head is where it is for this reason. Nothing if it stays.
+    fn delay(self, reason: Reason<GroupKey>, is_paused: bool) -> Option<Duration> {
+        match (self, reason) {
+            (Leaving::Patient, Reason::Retry { after, attempts: 0, .. }) if after > LOOK_FOR_STUCK => {
+                Some(after)
+            }
+            (Leaving::Patient, _) | (Leaving::All, Reason::RateLimited { .. }) => None,
+            (_, Reason::Parked { .. } | Reason::DispatcherPaused) => Some(Duration::ZERO),
+            (_, Reason::RateLimited { after }) if after > LOOK_FOR_STUCK => Some(Duration::ZERO),
+            (_, Reason::Retry { after, .. }) if after > LOOK_FOR_STUCK || is_paused => Some(after),
+            _ => None,
+        }
+    }
+
+    /// Who takes over what is parked.
+    fn heir(self) -> Option<&'a Arc<Pool>> {
+        match self {
+            Leaving::To(heir) => Some(heir),
+            Leaving::All | Leaving::Patient => None,
+        }
+    }
+}
+
 /// A group that is to go back whole. It is barred.
 struct Return {
     key: GroupKey,
@@ -248,7 +298,7 @@ const GRACE: Duration = Duration::from_secs(2);
 /// How often a pool that is about to end is looked at.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// How often a pool that is to be empty of something is looked through for what does not go by itself.
+/// How often a pool that is to be empty of something, or has no room, is looked through for what does not go by itself.
 pub(crate) const LOOK_FOR_STUCK: Duration = Duration::from_secs(1);
 
 /// How much room is worth a claim.
@@ -372,6 +422,8 @@ pub(crate) struct Pool {
     changing: Mutex<()>,
     /// Somebody paused it while it waited.
     opens_paused: AtomicBool,
+    /// Not before is it looked through again for what only waits.
+    next_look: Mutex<Instant>,
     /// Gives groups back until the pool ends.
     returning: tokio::task::JoinHandle<()>,
 }
@@ -478,6 +530,7 @@ impl Pool {
             engine: Mutex::new(Some(engine)),
             changing: Mutex::default(),
             opens_paused: AtomicBool::new(false),
+            next_look: Mutex::new(Instant::now()),
             returning,
             core,
             next_slot: AtomicUsize::new(settings.concurrency),
@@ -614,6 +667,9 @@ impl Pool {
         if let Some(counter) = obstacle {
             self.core.held.fetch_sub(1, SeqCst);
             self.core.room.notify_waiters();
+            if std::ptr::eq(counter, &counters.refused_pool_full) {
+                self.make_room();
+            }
             let mut refused = self.refuse(held, counter);
             // A pool that is not open yet, or not any more, is not waited for as long as somebody who may resume the group.
             if !std::ptr::eq(counter, &counters.refused_not_open) && self.core.groups.parked(&key).is_some() {
@@ -737,7 +793,7 @@ impl Pool {
         for (key, _) in waiting.into_iter().filter(|(_, message)| is_meant(&message.mediation_target)) {
             // Not one that is parked besides: that is for who parked it.
             let reason = self.handle.explain(&key).map(|explanation| explanation.reason);
-            if let Some(laneway::Reason::Retry { .. }) = reason {
+            if let Some(Reason::Retry { .. }) = reason {
                 self.handle.resume(&key);
             }
         }
@@ -852,27 +908,47 @@ impl Pool {
         }
     }
 
-    /// Gives groups back that would keep the pool from being empty for long: those that are parked, and those whose next attempt is not due
-    /// before the next [look](LOOK_FOR_STUCK). With an heir, only those with messages that are for it.
-    pub(crate) fn give_back_stuck(&self, heir: Option<&Arc<Pool>>) {
-        let is_meant = |message: &Placed| heir.is_none_or(|heir| message.body.is_for(heir.code()));
-        let keys = self.handle.find(usize::MAX, |message| is_meant(message).then(|| message.key.clone()));
+    /// Gives back what would keep the default pool from being empty of another's messages for long.
+    pub(crate) fn give_back_for(&self, heir: &Arc<Pool>) {
+        self.give_back_stuck(Leaving::To(heir));
+    }
+
+    /// Where the pool is full while slots are idle, gives back what only waits for its target. To be called by whoever finds no room.
+    pub(crate) fn make_room(&self) {
+        if self.state() != PoolState::Open || self.free() > 0 {
+            return;
+        }
+        let now = Instant::now();
+        let mut next_look = self.next_look.lock().unwrap_or_else(PoisonError::into_inner);
+        if now < *next_look {
+            return;
+        }
+        *next_look = now + LOOK_FOR_STUCK;
+        drop(next_look);
+        let is_idle = self.core.groups.running() < self.settings().concurrency;
+        if is_idle && self.give_back_stuck(Leaving::Patient) {
+            // However slow it was until now, there is room in a moment.
+            *self.core.tempo.lock().unwrap_or_else(PoisonError::into_inner) = Tempo::new();
+        }
+    }
+
+    /// Gives groups back that would stay for long: those that are parked, and those whose next attempt is not due before the next [look](LOOK_FOR_STUCK).
+    /// Whether there are any.
+    fn give_back_stuck(&self, who: Leaving<'_>) -> bool {
+        let keys =
+            self.handle.find(usize::MAX, |message| who.includes(&message.body).then(|| message.key.clone()));
         let keys: std::collections::HashSet<GroupKey> = keys.into_iter().collect();
+        let is_paused = self.state() == PoolState::Paused;
+        let mut any = false;
         for key in keys {
-            let delay = match self.handle.explain(&key).map(|explanation| explanation.reason) {
-                Some(laneway::Reason::Parked { .. }) => Duration::ZERO,
-                // The pool that waits for them may run them.
-                Some(laneway::Reason::DispatcherPaused) if heir.is_some() => Duration::ZERO,
-                Some(laneway::Reason::RateLimited { after }) if heir.is_some() && after > LOOK_FOR_STUCK => {
-                    Duration::ZERO
-                }
-                Some(laneway::Reason::Retry { after, .. }) if after > LOOK_FOR_STUCK => after,
-                _ => continue,
-            };
+            let reason = self.handle.explain(&key).map(|explanation| explanation.reason);
+            let Some(delay) = reason.and_then(|reason| who.delay(reason, is_paused)) else { continue };
             if self.core.groups.bar_first(&key) {
-                let _ = self.core.returns.send(Return { key, delay, if_idle: true, heir: heir.cloned() });
+                let heir = who.heir().cloned();
+                any |= self.core.returns.send(Return { key, delay, if_idle: true, heir }).is_ok();
             }
         }
+        any
     }
 
     /// How many messages a group has here.
@@ -1049,11 +1125,11 @@ async fn see_it_go_on(handle: Handle<GroupKey, Job>, core: Arc<Core>, key: Group
             return;
         }
         match handle.explain(&key).map(|explanation| explanation.reason) {
-            Some(laneway::Reason::Parked { .. }) => {
+            Some(Reason::Parked { .. }) => {
                 handle.resume(&key);
                 return;
             }
-            Some(laneway::Reason::Running { .. } | laneway::Reason::PerhapsRunning) => {
+            Some(Reason::Running { .. } | Reason::PerhapsRunning) => {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             _ => return,
@@ -1064,7 +1140,7 @@ async fn see_it_go_on(handle: Handle<GroupKey, Job>, core: Arc<Core>, key: Group
 /// Gives back what keeps a draining pool from being empty, until it is, or ends.
 async fn let_go(pool: Arc<Pool>) {
     while pool.held() > 0 && !pool.core.returns.is_closed() {
-        pool.give_back_stuck(None);
+        pool.give_back_stuck(Leaving::All);
         tokio::time::sleep(LOOK_FOR_STUCK).await;
     }
 }
