@@ -235,7 +235,7 @@ pub enum SourceState {
     Connected,
     /// It did not answer when it was last asked, and is asked again.
     Unavailable,
-    /// Nothing more is taken from it; what was taken is being delivered.
+    /// Nothing more is taken from it; what was taken is being delivered, or goes back.
     Stopping,
     /// It has closed itself, and is not asked again.
     Ended,
@@ -338,7 +338,7 @@ impl Router {
         self.intakes.lock().unwrap_or_else(PoisonError::into_inner).push(intake);
     }
 
-    /// Stops reading a source: nothing more is taken, what was taken is delivered, and then the source is closed. If that takes longer than `limit`,
+    /// Stops reading a source: nothing more is taken, what was taken is delivered, or goes back if it is parked, paused, or has to wait for long, and then the source is closed. If that takes longer than `limit`,
     /// the source is closed all the same, and whatever is not settled comes again. One that somebody else is removing is waited for, too. False if there is no source of this
     /// name.
     pub async fn remove_source(&self, name: &str, limit: Duration) -> bool {
@@ -356,8 +356,13 @@ impl Router {
 
     pub(crate) async fn remove_stopping(&self, Stopping(feed): Stopping, limit: Duration) {
         let deadline = Instant::now() + limit;
+        let mut next_look = Instant::now();
         while feed.ledger.len() > 0 && Instant::now() < deadline {
             let left = self.inner.room.notified();
+            if Instant::now() >= next_look {
+                self.inner.pools.load().values().for_each(|pool| pool.give_back_to(&feed.ledger));
+                next_look = Instant::now() + LOOK_FOR_STUCK;
+            }
             // A settlement that is on its way makes no room any more, so it is looked for, too.
             let look = tokio::time::sleep(RETRY.0);
             tokio::select! {

@@ -6,7 +6,7 @@
 //! # A reload
 //!
 //! Pools are added, changed and removed to be as the new configuration says; one that goes drains in the background. Pools that were set up through
-//! the API stay. New queues are read. Sources come and go; one that goes, or whose settings have changed, first delivers what was taken from it. Everything else is compared, and what would need a restart is named. A configuration that is not valid
+//! the API stay. New queues are read. Sources come and go; one that goes, or whose settings have changed, first delivers what was taken from it; what would take long goes back to it. Everything else is compared, and what would need a restart is named. A configuration that is not valid
 //! changes nothing.
 //!
 //! # Shutdown, in steps
@@ -549,7 +549,7 @@ impl Service {
         }
     }
 
-    /// Sources that are new are read; those that go, or change, deliver first what was taken from them.
+    /// Sources that are new are read; those that go, or change, deliver first what was taken from them, but for what would take long.
     fn apply_sources(&self, old: &Config, new: &Config, done: &mut Reloaded) {
         for (name, broker) in &new.sources {
             match old.sources.get(name) {

@@ -464,6 +464,11 @@ impl Held {
         self.send(disposal);
     }
 
+    /// Whether it was taken from the source of this ledger.
+    pub(crate) fn is_of(&self, ledger: &Arc<Ledger>) -> bool {
+        Arc::ptr_eq(&self.ledger, ledger)
+    }
+
     /// Whether the source has given it to somebody else, as far as is known, or may have: its lease could not be renewed in time.
     pub(crate) fn is_lost(&self, now: Instant) -> bool {
         let ledger = &self.ledger;

@@ -1131,6 +1131,10 @@ impl Source for Versioned {
     }
 
     fn settle(&self, all: Vec<(Receipt, Disposal)>) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
+        // What is given back comes again from whoever is opened next.
+        if all.iter().any(|(_, disposal)| matches!(disposal, Disposal::GiveBack { .. })) {
+            self.opened.has_given.store(false, SeqCst);
+        }
         std::future::ready(Ok(vec![Settled::Settled; all.len()])).boxed()
     }
 
@@ -1170,6 +1174,7 @@ async fn a_source_that_drains_comes_again_only_as_the_last_reload_has_it() {
     assert_eq!(reload(None).await, ["source orders is drained and goes"]);
     assert_eq!(reload(Some(3)).await, ["source orders is draining, and is read again when it is gone"]);
     assert_eq!(states(), ["stopping"], "there is one at a time");
+    bench.get("/health/ready").await;
     gate.add_permits(1);
     bench.until("/api/sources", |_| states() == ["connected"]).await;
     assert_eq!(*opened.versions.lock().unwrap(), [1, 3]);
@@ -1186,6 +1191,28 @@ async fn a_source_that_drains_comes_again_only_as_the_last_reload_has_it() {
     reload(Some(6)).await;
     bench.until("/api/sources", |_| states() == ["connected"]).await;
     assert_eq!(*opened.versions.lock().unwrap(), [1, 3, 4, 6]);
+    bench.shutdown().await;
+}
+
+/// What is parked would keep it for ever: it goes back at once, and is parked as before when it comes again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_source_that_drains_does_not_wait_for_what_is_parked() {
+    let bench = Bench::new("laneway.pools.DEFAULT-POOL { attempts = 1, exhausted = park-group }").await;
+    let opened = Arc::<Opened>::default();
+    let reload = async |version: u32| {
+        let mut config = Config::clone(&bench.service.config());
+        let broker = Versioned { version, target: bench.target("client-error"), opened: Arc::clone(&opened) };
+        config.sources.insert("orders".to_owned(), Arc::new(broker));
+        bench.service.reload(config).await.unwrap();
+    };
+    reload(1).await;
+    bench.until("/api/pools/DEFAULT-POOL", |pool| pool["parkedMessages"] == 1).await;
+    reload(2).await;
+    bench.until("/api/pools/DEFAULT-POOL", |pool| pool["counts"]["submitted"] == 2).await;
+    assert_eq!(*opened.versions.lock().unwrap(), [1, 2]);
+    bench.until("/api/pools/DEFAULT-POOL", |pool| pool["parkedMessages"] == 1).await;
+    let attempts = bench.service.router().pool_view("DEFAULT-POOL").unwrap().attempts;
+    assert_eq!(attempts.calls(), 1, "nobody was called for it again");
     bench.shutdown().await;
 }
 

@@ -61,7 +61,7 @@ use crate::mediator::{Mediator, Metrics, MetricsSnapshot};
 use crate::message::{Message, Priority};
 use crate::parks::{Parked, Parks};
 use crate::record::Record;
-use crate::settle::Held;
+use crate::settle::{Held, Ledger};
 use crate::source::Disposal;
 use crate::trace::Traced;
 use groups::{Groups, Parking, Stop};
@@ -233,6 +233,8 @@ enum Leaving<'a> {
     All,
     /// Those that are for a pool that has come.
     To(&'a Arc<Pool>),
+    /// Those that were taken from a source that stops.
+    From(&'a Arc<Ledger>),
     /// Those that only wait for their targets: others have no room.
     Patient,
 }
@@ -242,6 +244,7 @@ impl<'a> Leaving<'a> {
         match self {
             Leaving::All => true,
             Leaving::To(heir) => job.is_for(heir.code()),
+            Leaving::From(ledger) => job.held.as_ref().is_some_and(|held| held.is_of(ledger)),
             Leaving::Patient => job.waits,
         }
     }
@@ -264,7 +267,7 @@ impl<'a> Leaving<'a> {
     fn heir(self) -> Option<&'a Arc<Pool>> {
         match self {
             Leaving::To(heir) => Some(heir),
-            Leaving::All | Leaving::Patient => None,
+            Leaving::All | Leaving::From(_) | Leaving::Patient => None,
         }
     }
 }
@@ -911,6 +914,11 @@ impl Pool {
     /// Gives back what would keep the default pool from being empty of another's messages for long.
     pub(crate) fn give_back_for(&self, heir: &Arc<Pool>) {
         self.give_back_stuck(Leaving::To(heir));
+    }
+
+    /// Gives back what would keep a source that stops from being done for long.
+    pub(crate) fn give_back_to(&self, ledger: &Arc<Ledger>) {
+        self.give_back_stuck(Leaving::From(ledger));
     }
 
     /// Where the pool is full while slots are idle, gives back what only waits for its target. To be called by whoever finds no room.
