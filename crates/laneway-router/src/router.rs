@@ -339,7 +339,7 @@ impl Router {
     }
 
     /// Stops reading a source: nothing more is taken, what was taken is delivered, or goes back if it is parked, paused, or has to wait for long, and then the source is closed. If that takes longer than `limit`,
-    /// the source is closed all the same, and whatever is not settled comes again. One that somebody else is removing is waited for, too. False if there is no source of this
+    /// the source is closed all the same, and whatever is not settled comes again; so it is with what it does not take until its leases are over. One that somebody else is removing is waited for, too. False if there is no source of this
     /// name.
     pub async fn remove_source(&self, name: &str, limit: Duration) -> bool {
         let Some(stopping) = self.stop_source(name) else { return false };
@@ -357,20 +357,22 @@ impl Router {
     pub(crate) async fn remove_stopping(&self, Stopping(feed): Stopping, limit: Duration) {
         let deadline = Instant::now() + limit;
         let mut next_look = Instant::now();
-        while feed.ledger.len() > 0 && Instant::now() < deadline {
+        while feed.ledger.unsettled() > 0 && Instant::now() < deadline {
             let left = self.inner.room.notified();
             if Instant::now() >= next_look {
                 self.inner.pools.load().values().for_each(|pool| pool.give_back_to(&feed.ledger));
                 next_look = Instant::now() + LOOK_FOR_STUCK;
             }
-            // A settlement that is on its way makes no room any more, so it is looked for, too.
+            // Not every message that leaves is told of.
             let look = tokio::time::sleep(RETRY.0);
             tokio::select! {
                 () = left => {}
                 () = look => {}
             }
         }
-        feed.ledger.wait_settled(deadline.max(Instant::now() + RETRY.0)).await;
+        // What it does not take for as long as it has leased it (it cannot be reached, and that may be why it goes) comes again anyway.
+        let now = Instant::now();
+        feed.ledger.wait_settled((now + feed.settings.lease).min(deadline).max(now + RETRY.0)).await;
         // It stays in the list until it is closed: who finds no source of this name may open one.
         feed.end().await;
         self.feeds().retain(|other| !Arc::ptr_eq(other, &feed));

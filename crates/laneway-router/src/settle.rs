@@ -285,6 +285,11 @@ impl Ledger {
         self.take_all(std::iter::once((delivery, None))).pop().flatten().map(|taken| taken.held)
     }
 
+    /// How many deliveries are held whose fate is open.
+    pub(crate) fn unsettled(&self) -> usize {
+        self.entries().held.values().filter(|entry| !entry.settling).count()
+    }
+
     /// How many deliveries are held.
     pub(crate) fn len(&self) -> usize {
         self.entries().held.len()

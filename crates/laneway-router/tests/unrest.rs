@@ -508,6 +508,24 @@ async fn a_source_that_goes_does_not_wait_for_what_is_stuck() {
     rig.verify(&[("parked", 3), ("patient", 3), ("paused", 3), ("failed", 3), ("busy", 5)]);
 }
 
+/// One that takes no settlements any more, perhaps because it is gone, is not waited for longer than its leases last.
+#[tokio::test(start_paused = true)]
+async fn a_source_that_goes_and_does_not_answer_is_closed_when_its_leases_are_over() {
+    let rig = Rig::new(roomy(), takes(millis(10)));
+    rig.source.faults().failing_settles = 1_000_000;
+    rig.source.faults().failing_extends = 1_000_000;
+    rig.publish("a", 3).await;
+    rig.read();
+    rig.done(3).await;
+    let begin = Instant::now();
+    assert!(rig.router.remove_source("orders", MINUTE * 60).await);
+    assert!(begin.elapsed() < MINUTE, "{:?}", begin.elapsed());
+    rig.source.faults().failing_settles = 0;
+    rig.read();
+    rig.drained().await;
+    rig.verify_first("a", 3);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_router_that_closes_takes_no_pool() {
     let rig = Rig::new(roomy(), takes(millis(20)));
