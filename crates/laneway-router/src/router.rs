@@ -431,6 +431,14 @@ impl Router {
         Ok(())
     }
 
+    /// What was parked in pools that are not there any more stops in the default pool. To be called when all pools have been added that are there from the start.
+    pub(crate) fn park_leftovers(&self) {
+        let stand_in = self.pool(DEFAULT_POOL).expect("the default pool is never removed");
+        for (code, group, parked) in self.inner.parks.of_no_pool() {
+            stand_in.adopt(code, &group, parked);
+        }
+    }
+
     /// Changes how a pool runs, while it runs.
     pub fn change_pool(&self, code: &str, settings: PoolSettings) -> Result<(), RouterError> {
         check(&settings)?;

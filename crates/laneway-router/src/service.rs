@@ -736,6 +736,7 @@ fn start_router(
     for (code, settings) in config.pools.iter().filter(|(code, _)| *code != DEFAULT_POOL) {
         router.add_pool(code, settings.clone())?;
     }
+    router.park_leftovers();
     Ok(router)
 }
 

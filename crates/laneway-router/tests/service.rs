@@ -1530,6 +1530,55 @@ async fn many_pools_do_not_make_many_labels() {
 
 // ── the end ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
+/// A pool that was made by the API is not there any more after a restart. What was parked in it stops in the one that stands in, and in one of its name that is made later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_parked_stays_parked_when_its_pool_does_not_come_again() {
+    let bench = Bench::new("").await;
+    let of_group = |id: &str, group: &str| json!({ "id": id, "poolCode": "mine", "messageGroupId": group, "mediationType": "SIMULATED", "mediationTarget": "1ms" });
+    let make = async |bench: &Bench| {
+        bench.call("PUT", "/api/pools/mine", Some(json!({}))).await.with(201);
+        bench.until("/api/pools/mine", |pool| pool["state"] == "open").await;
+    };
+    let restart = async |bench: Bench| {
+        let farewell = bench.service.shutdown(Duration::from_secs(5)).await;
+        assert!(farewell.router.settled, "{farewell:?}");
+        Bench::at(bench.folder).await
+    };
+    make(&bench).await;
+    bench.call("POST", "/api/pools/mine/pause", None).await.with(200);
+    bench
+        .post("/api/messages", json!([of_group("1", "a"), of_group("2", "a"), of_group("3", "b")]))
+        .await
+        .with(202);
+    bench.until("/api/pools/mine", |pool| pool["held"] == 3).await;
+    for group in ["a", "b"] {
+        bench.post(&format!("/api/groups/mine/{group}/park"), json!({ "why": "not today" })).await.with(200);
+    }
+    // Twice, since nothing may be forgotten on the way either.
+    let mut bench = bench;
+    for _ in 0..2 {
+        bench = restart(bench).await;
+        bench.until("/api/pools/DEFAULT-POOL", |pool| pool["parkedMessages"] == 3).await;
+        let group = bench.get("/api/groups/DEFAULT-POOL/a").await;
+        assert_eq!((&group["state"], &group["reason"]["why"]), (&json!("parked"), &json!("not today")));
+    }
+    // One goes on at an operator's word, for good; the other waits for its pool.
+    bench.call("POST", "/api/groups/DEFAULT-POOL/b/resume", None).await.with(200);
+    bench.until("/api/pools/DEFAULT-POOL", |pool| pool["counts"]["succeeded"] == 1).await;
+    make(&bench).await;
+    bench.until("/api/pools/mine", |pool| pool["parkedMessages"] == 2).await;
+    let bench = restart(bench).await;
+    make(&bench).await;
+    let parked = bench.get("/api/parked").await;
+    let parked: Vec<_> = parked.as_array().unwrap().iter().map(|one| (&one["pool"], &one["group"])).collect();
+    assert_eq!(parked, [(&json!("mine"), &json!("a"))]);
+    bench.call("POST", "/api/groups/mine/a/resume", None).await.with(200);
+    bench.until("/api/pools/mine", |pool| pool["counts"]["succeeded"] == 2).await;
+    let bench = restart(bench).await;
+    assert_eq!(bench.get("/api/parked").await, json!([]));
+    bench.shutdown().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_published_while_the_service_ends_is_there_when_it_starts_again() {
     let bench = Bench::new("laneway.pools.DEFAULT-POOL.concurrency = 1").await;

@@ -361,12 +361,25 @@ impl Core {
         let (Some(parked), GroupKey::Named(group)) = (self.groups.parked(key), key) else { return None };
         // Only the default pool, which stands in, inherits from one that goes.
         let foreign = (*heir.code == *crate::router::DEFAULT_POOL).then(|| Arc::clone(&self.code));
-        let is_taken = heir.inherit(group, Stop { foreign, ..Stop::new(parked) });
-        let stop = if all && is_taken { self.groups.unpark(key) } else { None };
-        if stop.is_some() {
-            self.parks.note(&self.code, group, None);
+        let noted_by_heir = Arc::clone(foreign.as_ref().unwrap_or(&heir.code));
+        let parking = heir.inherit(group, Stop { foreign, ..Stop::new(parked) });
+        let stop = if all && parking != Parking::TooMany { self.groups.unpark(key) } else { None };
+        if let Some(stop) = &stop
+            && !(parking == Parking::New && *noted_by_heir == **self.noted_under(stop))
+        {
+            self.note(group, stop, None);
         }
         stop
+    }
+
+    /// The pool under which it is noted that a group is parked: the one that it was parked for.
+    fn noted_under<'a>(&'a self, stop: &'a Stop) -> &'a Arc<str> {
+        stop.foreign.as_ref().unwrap_or(&self.code)
+    }
+
+    /// Notes that a group is parked, or goes on that was.
+    fn note(&self, group: &Arc<str>, stop: &Stop, parked: Option<Parked>) {
+        self.parks.note(self.noted_under(stop), group, parked);
     }
 
     /// Messages that count against the capacity.
@@ -842,17 +855,18 @@ impl Pool {
 
     /// Lets a parked group go on, and one that waits for another attempt try at once. False if there was nothing to resume.
     pub(crate) fn resume(&self, key: &GroupKey) -> bool {
-        let (was_parked, resumed) = self.go_on(key);
-        if let (GroupKey::Named(group), true) = (key, was_parked) {
-            self.core.parks.note(&self.code, group, None);
+        let (stop, resumed) = self.go_on(key);
+        if let (GroupKey::Named(group), Some(stop)) = (key, &stop) {
+            self.core.note(group, stop, None);
         }
-        was_parked || resumed
+        stop.is_some() || resumed
     }
 
-    /// Whether it was remembered as parked, and whether its lane goes on.
-    fn go_on(&self, key: &GroupKey) -> (bool, bool) {
+    /// What was remembered of its being parked, and whether its lane goes on.
+    fn go_on(&self, key: &GroupKey) -> (Option<Stop>, bool) {
         let stop = self.core.groups.unpark(key);
-        (stop.is_some(), self.let_go_on(key, stop.as_ref()))
+        let resumed = self.let_go_on(key, stop.as_ref());
+        (stop, resumed)
     }
 
     /// The lane of a group that is not parked any more goes on: now, or as soon as an attempt has parked it that was told to. Whether it was now.
@@ -882,14 +896,21 @@ impl Pool {
         (self.core.groups.parked_groups(), self.core.groups.parked_messages())
     }
 
-    /// A group is parked that was so in another pool. False if there are too many.
-    fn inherit(&self, group: &Arc<str>, stop: Stop) -> bool {
-        let (key, parked) = (GroupKey::Named(Arc::clone(group)), stop.parked.clone());
-        let parking = self.core.groups.park(&key, stop);
+    /// A group is parked that was so in another pool.
+    fn inherit(&self, group: &Arc<str>, stop: Stop) -> Parking {
+        let parking = self.core.groups.park(&GroupKey::Named(Arc::clone(group)), stop.clone());
         if parking == Parking::New {
-            self.core.parks.note(&self.code, group, Some(parked));
+            self.core.note(group, &stop, Some(stop.parked.clone()));
         }
-        parking != Parking::TooMany
+        parking
+    }
+
+    /// A group is parked that was so in a pool for which this one has stood in since the process was started.
+    pub(crate) fn adopt(&self, code: Arc<str>, group: &Arc<str>, parked: Parked) {
+        let stop = Stop { foreign: Some(code), ..Stop::new(parked) };
+        if self.inherit(group, stop.clone()) == Parking::WasParked {
+            self.core.note(group, &stop, None);
+        }
     }
 
     /// A pool that has come gets what is parked for it here, also where no message of that is here.
