@@ -565,7 +565,7 @@ fn check_pools(s: &mut Section<'_>, queue: &Queue, pools: &BTreeMap<String, Pool
             s.problem_in("pools", &part, shown, what);
         } else if code != DEFAULT_POOL && code.eq_ignore_ascii_case(DEFAULT_POOL) {
             s.problem_in("pools", &part, shown, format!("differs from {DEFAULT_POOL} in its case only"));
-        } else if queue.ungrouped == Ungrouped::Unordered && pool.ungrouped == Ungrouped::Serial {
+        } else if !pool.is_in_order_on(queue.ungrouped) {
             let what = "cannot be serial while queue.ungrouped is unordered: what comes back would have lost its order";
             s.problem_in("pools", &format!("{part}.ungrouped"), "serial", what);
         }

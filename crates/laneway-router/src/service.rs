@@ -419,6 +419,13 @@ impl Service {
                 "laneway.pools: there would be {wanted} pools, those that drain included; {POOLS_MAX} are allowed"
             ));
         }
+        // That of the queue needs a restart.
+        let queue = self.config().queue.ungrouped;
+        for code in new.pools.iter().filter(|(_, pool)| !pool.is_in_order_on(queue)).map(|(code, _)| code) {
+            problems.push(format!(
+                "laneway.pools.{code}.ungrouped = serial: cannot be serial while the queue that runs is unordered: what comes back would have lost its order"
+            ));
+        }
         for view in pools {
             let Some(settings) = new.pools.get(&*view.code) else { continue };
             // It comes again as a new one.

@@ -1247,6 +1247,22 @@ async fn a_rate_that_is_next_to_nothing_is_refused() {
     bench.shutdown().await;
 }
 
+/// What a queue does with messages without a group needs a restart, and what a pool does with them does not: so it is what runs that they have to agree with.
+#[tokio::test]
+async fn a_reload_that_makes_a_pool_serial_beside_a_queue_without_order_changes_nothing() {
+    let bench =
+        Bench::new("laneway { pools.a.ungrouped = unordered, pool-defaults.ungrouped = unordered, queue.ungrouped = unordered }").await;
+    for pools in ["a.ungrouped = serial", "b {}"] {
+        bench.write(&format!("laneway {{ pools {{ {pools} }}, queue.ungrouped = serial }}"));
+        let answer = bench.post("/api/config/reload", json!({})).await;
+        answer.problem(422);
+        let errors = answer.json()["errors"].to_string();
+        assert!(errors.contains("cannot be serial while the queue that runs is unordered"), "{errors}");
+    }
+    assert_eq!(bench.get("/api/pools/a").await["ungrouped"], "unordered");
+    bench.shutdown().await;
+}
+
 #[tokio::test]
 async fn a_reload_that_is_not_right_changes_nothing() {
     let bench = Bench::new("laneway.pools.a.concurrency = 4").await;

@@ -371,8 +371,7 @@ async fn put(
 
 /// What a configuration would have refused as well.
 fn check(service: &Service, settings: &PoolSettings) -> Result<(), Problem> {
-    let queue = service.config().queue.ungrouped;
-    if queue == Ungrouped::Unordered && settings.ungrouped == Ungrouped::Serial {
+    if !settings.is_in_order_on(service.config().queue.ungrouped) {
         let detail = "ungrouped cannot be serial while laneway.queue.ungrouped is unordered";
         return Err(Problem::unprocessable(detail));
     }

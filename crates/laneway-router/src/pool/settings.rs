@@ -69,6 +69,13 @@ pub enum Ungrouped {
     Unordered,
 }
 
+impl PoolSettings {
+    /// Whether the order that the pool is to keep is kept by a queue as well that has messages without a group like this: what goes back and comes again would have lost it otherwise.
+    pub(crate) fn is_in_order_on(&self, queue: Ungrouped) -> bool {
+        queue == Ungrouped::Serial || self.ungrouped == Ungrouped::Unordered
+    }
+}
+
 impl Default for PoolSettings {
     fn default() -> Self {
         PoolSettings {
