@@ -268,20 +268,11 @@ pub struct RouterReport {
 impl Router {
     /// Starts a router with a default pool. Must be called on a tokio runtime.
     pub fn start(default_pool: PoolSettings, make_mediator: MakeMediator) -> Result<Router, RouterError> {
-        Router::start_with(default_pool, make_mediator, Arc::new(Record::new()))
+        Router::start_with(default_pool, make_mediator, Arc::new(Record::new()), Arc::default())
     }
 
-    /// The same, with a record that somebody else reads, too.
-    pub fn start_with(
-        default_pool: PoolSettings,
-        make_mediator: MakeMediator,
-        record: Arc<Record>,
-    ) -> Result<Router, RouterError> {
-        Router::start_parked(default_pool, make_mediator, record, Arc::default())
-    }
-
-    /// The same, with groups that were parked when the process ended, and somebody who writes down which are now.
-    pub(crate) fn start_parked(
+    /// The same, with a record that somebody else reads, too, with groups that were parked when the process ended, and somebody who writes down which are now.
+    pub(crate) fn start_with(
         default_pool: PoolSettings,
         make_mediator: MakeMediator,
         record: Arc<Record>,

@@ -739,7 +739,7 @@ fn start_router(
         Arc::new(shared.with_signer(signer)) as Arc<dyn Mediator>
     });
     let default = config.pools.get(DEFAULT_POOL).cloned().unwrap_or_default();
-    let router = Router::start_parked(default, make, record, parks)?;
+    let router = Router::start_with(default, make, record, parks)?;
     for (code, settings) in config.pools.iter().filter(|(code, _)| *code != DEFAULT_POOL) {
         router.add_pool(code, settings.clone())?;
     }

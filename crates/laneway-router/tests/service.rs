@@ -777,6 +777,9 @@ async fn every_refusal_is_a_problem() {
     assert!(put(json!({ "concurency": 1 })).await.problem(422).contains("concurency"));
     assert!(put(json!({ "concurrency": "many" })).await.problem(422).contains("invalid type"));
     assert!(bench.call("PUT", "/api/pools/%20p", Some(json!({}))).await.problem(422).contains("blanks"));
+    assert!(
+        bench.call("PUT", "/api/pools/default-pool", Some(json!({}))).await.problem(422).contains("case")
+    );
     let reset = bench.post("/api/breakers/reset", json!({ "target": "http://x/" })).await;
     assert!(reset.problem(404).contains("http://x/"));
     bench.shutdown().await;

@@ -45,8 +45,8 @@ mod groups;
 mod settings;
 
 pub use groups::{GroupNotes, InFlight};
-pub(crate) use settings::RIGHT_RATE;
 pub use settings::{BadSetting, CAPACITY_MAX, CONCURRENCY_MAX, Exhausted, PoolSettings, RATES, Ungrouped};
+pub(crate) use settings::{RIGHT_RATE, wrong_code};
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -58,7 +58,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
 use crate::mediator::{Mediator, Metrics, MetricsSnapshot};
-use crate::message::{Message, Priority};
+use crate::message::Message;
 use crate::parks::{Parked, Parks};
 use crate::record::Record;
 use crate::settle::{Held, Ledger};
@@ -700,7 +700,7 @@ impl Pool {
             let mut codes = self.core.foreign.lock().unwrap_or_else(PoisonError::into_inner);
             *codes.entry(Arc::clone(code)).or_default() += 1;
         }
-        let priority = tier(message.priority);
+        let priority = message.priority.into();
         let place = Place { pool: Arc::clone(&self.core), key: key.clone(), foreign };
         let trace = self.core.record.spans().arrived(&message, &self.code, key.name());
         let job = Job { message, sequence, held: Some(held), waits: false, trace, place };
@@ -1095,14 +1095,6 @@ impl Pool {
             }
         }
         ended
-    }
-}
-
-fn tier(priority: Priority) -> laneway::Priority {
-    match priority {
-        Priority::High => laneway::Priority::High,
-        Priority::Normal => laneway::Priority::Normal,
-        Priority::Low => laneway::Priority::Low,
     }
 }
 
