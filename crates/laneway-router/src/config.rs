@@ -15,7 +15,9 @@ use laneway_config::{Effective, Layers, LoadError, ReadError, Section, Settled};
 use crate::ingress;
 use crate::mediator::{BreakerSettings, HttpSettings, Pattern, Scope, Signer};
 use crate::message::{MESSAGE_BYTES_MAX, NAME_BYTES_MAX, Secret};
-use crate::pool::{CAPACITY_MAX, CONCURRENCY_MAX, Exhausted, PoolSettings, RATES, RIGHT_RATE, Ungrouped};
+use crate::pool::{
+    CAPACITY_MAX, CONCURRENCY_MAX, Exhausted, PoolSettings, RATES, RIGHT_RATE, Ungrouped, wrong_code,
+};
 use crate::router::{DEFAULT_POOL, POOLS_MAX};
 use crate::source::broker::{self, Broker, Role};
 use crate::source::embedded::{self, Durability, QUEUES_MAX, QueueOptions};
@@ -554,18 +556,9 @@ fn check_pools(s: &mut Section<'_>, queue: &Queue, pools: &BTreeMap<String, Pool
     for (code, pool) in pools {
         let part = format!(".{code}");
         let shown = code.escape_debug().to_string();
-        if code.trim() != code
-            || code.is_empty()
-            || code.len() > NAME_BYTES_MAX
-            || code.chars().any(char::is_control)
-        {
-            let what = format!(
-                "is no code for a pool: 1 to {NAME_BYTES_MAX} bytes without control characters and blanks around"
-            );
+        if let Some(what) = wrong_code(code) {
             s.problem_in("pools", &part, shown, what);
-        } else if code != DEFAULT_POOL && code.eq_ignore_ascii_case(DEFAULT_POOL) {
-            s.problem_in("pools", &part, shown, format!("differs from {DEFAULT_POOL} in its case only"));
-        } else if queue.ungrouped == Ungrouped::Unordered && pool.ungrouped == Ungrouped::Serial {
+        } else if !pool.is_in_order_on(queue.ungrouped) {
             let what = "cannot be serial while queue.ungrouped is unordered: what comes back would have lost its order";
             s.problem_in("pools", &format!("{part}.ungrouped"), "serial", what);
         }

@@ -150,6 +150,16 @@ pub enum Priority {
     Low,
 }
 
+impl From<Priority> for laneway::Priority {
+    fn from(priority: Priority) -> Self {
+        match priority {
+            Priority::High => laneway::Priority::High,
+            Priority::Normal => laneway::Priority::Normal,
+            Priority::Low => laneway::Priority::Low,
+        }
+    }
+}
+
 /// What a failure means for the messages behind it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]

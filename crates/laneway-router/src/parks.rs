@@ -4,6 +4,8 @@
 //! service (`service.rs`) reads them when it starts, before the first message is claimed. A later note of a group replaces an earlier one that is not written yet, so that
 //! there is never more to write than there are groups.
 //!
+//! A group that was parked in a pool that is not there any more (one that was made by the API, or that the configuration does not name now) is parked in the default pool, which stands in.
+//!
 //! What an operator asked for is on disk when it is answered ([`Parks::wait_written`]). What a pool stopped by itself follows within moments; if the process
 //! dies before, the head of the group is tried again after the restart and stops it again.
 
@@ -82,7 +84,17 @@ impl Parks {
         self.state().read.remove(code).unwrap_or_default()
     }
 
-    /// A group is parked, or goes on.
+    /// The pools, the groups and their parks that nobody has asked for: pools that are not there any more.
+    pub(crate) fn of_no_pool(&self) -> Vec<(Arc<str>, Arc<str>, Parked)> {
+        let left = std::mem::take(&mut self.state().read);
+        let of_pool = |(pool, groups): (Arc<str>, Vec<(Arc<str>, Parked)>)| {
+            groups.into_iter().map(move |(group, parked)| (Arc::clone(&pool), group, parked))
+        };
+        left.into_iter().flat_map(of_pool).collect()
+    }
+
+    /// A group is parked, or goes on. It is noted under the pool that its messages are for, also where another one stands in: that one need not be there when the process starts
+    /// again.
     pub(crate) fn note(&self, pool: &Arc<str>, group: &Arc<str>, parked: Option<Parked>) {
         let mut state = self.state();
         if state.is_kept {

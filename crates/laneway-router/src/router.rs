@@ -235,7 +235,7 @@ pub enum SourceState {
     Connected,
     /// It did not answer when it was last asked, and is asked again.
     Unavailable,
-    /// Nothing more is taken from it; what was taken is being delivered.
+    /// Nothing more is taken from it; what was taken is being delivered, or goes back.
     Stopping,
     /// It has closed itself, and is not asked again.
     Ended,
@@ -268,20 +268,11 @@ pub struct RouterReport {
 impl Router {
     /// Starts a router with a default pool. Must be called on a tokio runtime.
     pub fn start(default_pool: PoolSettings, make_mediator: MakeMediator) -> Result<Router, RouterError> {
-        Router::start_with(default_pool, make_mediator, Arc::new(Record::new()))
+        Router::start_with(default_pool, make_mediator, Arc::new(Record::new()), Arc::default())
     }
 
-    /// The same, with a record that somebody else reads, too.
-    pub fn start_with(
-        default_pool: PoolSettings,
-        make_mediator: MakeMediator,
-        record: Arc<Record>,
-    ) -> Result<Router, RouterError> {
-        Router::start_parked(default_pool, make_mediator, record, Arc::default())
-    }
-
-    /// The same, with groups that were parked when the process ended, and somebody who writes down which are now.
-    pub(crate) fn start_parked(
+    /// The same, with a record that somebody else reads, too, with groups that were parked when the process ended, and somebody who writes down which are now.
+    pub(crate) fn start_with(
         default_pool: PoolSettings,
         make_mediator: MakeMediator,
         record: Arc<Record>,
@@ -338,8 +329,8 @@ impl Router {
         self.intakes.lock().unwrap_or_else(PoisonError::into_inner).push(intake);
     }
 
-    /// Stops reading a source: nothing more is taken, what was taken is delivered, and then the source is closed. If that takes longer than `limit`,
-    /// the source is closed all the same, and whatever is not settled comes again. One that somebody else is removing is waited for, too. False if there is no source of this
+    /// Stops reading a source: nothing more is taken, what was taken is delivered, or goes back if it is parked, paused, or has to wait for long, and then the source is closed. If that takes longer than `limit`,
+    /// the source is closed all the same, and whatever is not settled comes again; so it is with what it does not take until its leases are over. One that somebody else is removing is waited for, too. False if there is no source of this
     /// name.
     pub async fn remove_source(&self, name: &str, limit: Duration) -> bool {
         let Some(stopping) = self.stop_source(name) else { return false };
@@ -356,16 +347,23 @@ impl Router {
 
     pub(crate) async fn remove_stopping(&self, Stopping(feed): Stopping, limit: Duration) {
         let deadline = Instant::now() + limit;
-        while feed.ledger.len() > 0 && Instant::now() < deadline {
+        let mut next_look = Instant::now();
+        while feed.ledger.unsettled() > 0 && Instant::now() < deadline {
             let left = self.inner.room.notified();
-            // A settlement that is on its way makes no room any more, so it is looked for, too.
+            if Instant::now() >= next_look {
+                self.inner.pools.load().values().for_each(|pool| pool.give_back_to(&feed.ledger));
+                next_look = Instant::now() + LOOK_FOR_STUCK;
+            }
+            // Not every message that leaves is told of.
             let look = tokio::time::sleep(RETRY.0);
             tokio::select! {
                 () = left => {}
                 () = look => {}
             }
         }
-        feed.ledger.wait_settled(deadline.max(Instant::now() + RETRY.0)).await;
+        // What it does not take for as long as it has leased it (it cannot be reached, and that may be why it goes) comes again anyway.
+        let now = Instant::now();
+        feed.ledger.wait_settled((now + feed.settings.lease).min(deadline).max(now + RETRY.0)).await;
         // It stays in the list until it is closed: who finds no source of this name may open one.
         feed.end().await;
         self.feeds().retain(|other| !Arc::ptr_eq(other, &feed));
@@ -422,6 +420,14 @@ impl Router {
         self.inner.pools.store(Arc::new(more));
         tokio::spawn(open_when_free(Arc::clone(&self.inner), pool));
         Ok(())
+    }
+
+    /// What was parked in pools that are not there any more stops in the default pool. To be called when all pools have been added that are there from the start.
+    pub(crate) fn park_leftovers(&self) {
+        let stand_in = self.pool(DEFAULT_POOL).expect("the default pool is never removed");
+        for (code, group, parked) in self.inner.parks.of_no_pool() {
+            stand_in.adopt(code, &group, parked);
+        }
     }
 
     /// Changes how a pool runs, while it runs.
@@ -718,7 +724,7 @@ async fn open_when_free(inner: Arc<Inner>, pool: Arc<Pool>) {
             return pool.open();
         };
         if Instant::now() >= next_look {
-            stand_in.give_back_stuck(Some(&pool));
+            stand_in.give_back_for(&pool);
             next_look = Instant::now() + LOOK_FOR_STUCK;
         }
         tokio::select! {
@@ -778,10 +784,12 @@ async fn take_in(inner: Arc<Inner>, feed: Arc<Feed>) {
         }
         let room = inner.roomiest(looks_closer);
         if room == 0 {
-            let is_some_free = inner.pools.load().values().any(|pool| pool.free() > 0);
+            let is_some_free = inner.make_room();
+            // Where nothing is free at all, it is for what only waits that is looked: no message leaves that would wake anybody.
+            let look = if is_some_free { next_look } else { now + LOOK_FOR_STUCK };
             tokio::select! {
                 () = made => {}
-                () = tokio::time::sleep_until(next_look), if is_some_free => {}
+                () = tokio::time::sleep_until(look) => {}
                 _ = closing.changed() => {}
                 _ = stopping.changed() => {}
             }
@@ -967,6 +975,13 @@ impl Inner {
             }
         }
         most
+    }
+
+    /// Nobody has room that is worth a claim: makes some where pools are full of what only waits. Whether any has a little.
+    fn make_room(&self) -> bool {
+        let pools = self.pools.load();
+        pools.values().for_each(|pool| pool.make_room());
+        pools.values().any(|pool| pool.free() > 0)
     }
 
     /// Gives deliveries to their pools, in order. Refusal keeps order: once one of a group is refused, so are those behind it.

@@ -6,7 +6,7 @@
 //! # A reload
 //!
 //! Pools are added, changed and removed to be as the new configuration says; one that goes drains in the background. Pools that were set up through
-//! the API stay. New queues are read. Sources come and go; one that goes, or whose settings have changed, first delivers what was taken from it. Everything else is compared, and what would need a restart is named. A configuration that is not valid
+//! the API stay. New queues are read. Sources come and go; one that goes, or whose settings have changed, first delivers what was taken from it; what would take long goes back to it. Everything else is compared, and what would need a restart is named. A configuration that is not valid
 //! changes nothing.
 //!
 //! # Shutdown, in steps
@@ -427,6 +427,13 @@ impl Service {
                 "laneway.pools: there would be {wanted} pools, those that drain included; {POOLS_MAX} are allowed"
             ));
         }
+        // That of the queue needs a restart.
+        let queue = self.config().queue.ungrouped;
+        for code in new.pools.iter().filter(|(_, pool)| !pool.is_in_order_on(queue)).map(|(code, _)| code) {
+            problems.push(format!(
+                "laneway.pools.{code}.ungrouped = serial: cannot be serial while the queue that runs is unordered: what comes back would have lost its order"
+            ));
+        }
         for view in pools {
             let Some(settings) = new.pools.get(&*view.code) else { continue };
             // It comes again as a new one.
@@ -557,7 +564,7 @@ impl Service {
         }
     }
 
-    /// Sources that are new are read; those that go, or change, deliver first what was taken from them.
+    /// Sources that are new are read; those that go, or change, deliver first what was taken from them, but for what would take long.
     fn apply_sources(&self, old: &Config, new: &Config, done: &mut Reloaded) {
         for (name, broker) in &new.sources {
             match old.sources.get(name) {
@@ -740,10 +747,11 @@ fn start_router(
         Arc::new(shared.with_signer(signer)) as Arc<dyn Mediator>
     });
     let default = config.pools.get(DEFAULT_POOL).cloned().unwrap_or_default();
-    let router = Router::start_parked(default, make, record, parks)?;
+    let router = Router::start_with(default, make, record, parks)?;
     for (code, settings) in config.pools.iter().filter(|(code, _)| *code != DEFAULT_POOL) {
         router.add_pool(code, settings.clone())?;
     }
+    router.park_leftovers();
     Ok(router)
 }
 

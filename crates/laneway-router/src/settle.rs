@@ -305,6 +305,11 @@ impl Ledger {
         self.take_all(std::iter::once((delivery, None))).pop().flatten().map(|taken| taken.held)
     }
 
+    /// How many deliveries are held whose fate is open.
+    pub(crate) fn unsettled(&self) -> usize {
+        self.entries().held.values().filter(|entry| !entry.settling).count()
+    }
+
     /// How many deliveries are held.
     pub(crate) fn len(&self) -> usize {
         self.entries().held.len()
@@ -482,6 +487,11 @@ impl Held {
     /// Says what is to become of it. The source hears of it soon.
     pub(crate) fn settle(mut self, disposal: Disposal) {
         self.send(disposal);
+    }
+
+    /// Whether it was taken from the source of this ledger.
+    pub(crate) fn is_of(&self, ledger: &Arc<Ledger>) -> bool {
+        Arc::ptr_eq(&self.ledger, ledger)
     }
 
     /// Whether the source has given it to somebody else, as far as is known, or may have: its lease could not be renewed in time.

@@ -37,6 +37,8 @@ fn millis(millis: u64) -> Duration {
 struct Weather {
     /// Of an attempt: to be told to wait, to fail, to fail for good, to panic.
     waits: u32,
+    /// And then for this many times as long as usual.
+    patience: u32,
     fails: u32,
     finals: u32,
     panics: u32,
@@ -97,7 +99,7 @@ async fn simulate_once(seed: u64, weather: Weather) {
         script(move |_| {
             let delay = delays.lock().unwrap().u64(0..30);
             let verdict = match () {
-                () if chance(weather.waits) => wait(millis(delay * 3)),
+                () if chance(weather.waits) => wait(millis(delay * 3) * weather.patience.max(1)),
                 () if chance(weather.fails) => again(),
                 () if chance(weather.finals) => never(),
                 () => Verdict::Done,
@@ -602,6 +604,14 @@ async fn pitfall_004_17_a_pool_that_refuses_messages_without_a_group_refuses_its
     assert!(others.is_sorted() && others.len() == 20, "{others:?}");
 }
 
+/// Nor does one that asks for patience block its pool: groups that wait for it go back and come again, and keep their order.
+#[tokio::test(start_paused = true)]
+async fn pitfall_17_what_waits_for_its_target_makes_room_for_others() {
+    let weather =
+        Weather { waits: 30, patience: 100, fails: 10, changes: 10, tight: true, ..Weather::default() };
+    simulate(17, weather).await;
+}
+
 /// Messages without order wait each for itself: thousands that were told to come a second later all come a second later.
 #[tokio::test(start_paused = true)]
 async fn pitfall_004_18_unordered_messages_are_not_put_off_one_after_the_other() {
@@ -790,6 +800,7 @@ async fn pitfall_004_29_a_success_is_never_tried_again() {
 async fn pitfall_004_other_everything_at_once() {
     let storm = Weather {
         waits: 10,
+        patience: 1,
         fails: 15,
         finals: 5,
         panics: 5,

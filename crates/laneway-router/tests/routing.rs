@@ -595,6 +595,119 @@ async fn parked_groups_do_not_fill_their_pool_and_each_goes_on_in_order() {
     assert_eq!((view(&rig).parked_groups, view(&rig).parked_messages, view(&rig).held), (0, 0, 0));
 }
 
+/// A pool that four messages fill, and a target of the groups `a` that asks once for an hour of patience. Until then a message of each waits.
+async fn full_of_patience(ungrouped: Ungrouped) -> Rig {
+    let pool = PoolSettings { capacity: 4, group_capacity: 4, ungrouped, ..roomy() };
+    let began = std::sync::OnceLock::new();
+    let rig = Rig::new(
+        pool,
+        script(move |seen| {
+            let patience =
+                Duration::from_secs(3_600).saturating_sub(began.get_or_init(Instant::now).elapsed());
+            let is_patient = !seen.group.starts_with('b') && !patience.is_zero();
+            async move { if is_patient { wait(patience) } else { Verdict::Done } }
+        }),
+    );
+    rig.read();
+    rig
+}
+
+/// A target that asks for patience has its messages wait; those for others are delivered meanwhile, however little room the pool has.
+#[tokio::test(start_paused = true)]
+async fn a_target_that_asks_for_patience_does_not_fill_its_pool() {
+    let rig = full_of_patience(Ungrouped::Serial).await;
+    let patient = ["a0", "a1", "a2", "a3"];
+    for group in patient {
+        rig.publish(group, 3).await;
+    }
+    rig.until("the pool is full of them", |rig| rig.router.held() == 4 && rig.log.running() == 0).await;
+    let begin = Instant::now();
+    rig.publish("b", 10).await;
+    rig.until("the others are done", |rig| rig.log.done("b").len() == 10).await;
+    assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+    assert!(patient.iter().all(|group| rig.log.done(group).is_empty()));
+    rig.drained().await;
+    let took = begin.elapsed().as_secs();
+    assert!((3_590..3_660).contains(&took), "after the hour, and not long after: {took} s");
+    rig.verify(&[("a0", 3), ("a1", 3), ("a2", 3), ("a3", 3), ("b", 10)]);
+}
+
+/// So it is where another pool has room: then the intake asks, and the full pool refuses.
+#[tokio::test(start_paused = true)]
+async fn a_target_that_asks_for_patience_does_not_fill_its_pool_beside_another() {
+    let rig = full_of_patience(Ungrouped::Serial).await;
+    rig.router.add_pool("roomy", roomy()).unwrap();
+    let patient = ["a0", "a1", "a2", "a3"];
+    for group in patient {
+        rig.publish(group, 1).await;
+    }
+    rig.until("the pool is full of them", |rig| {
+        rig.router.pool_view("DEFAULT-POOL").unwrap().counts.held_back == 4
+    })
+    .await;
+    tokio::time::sleep(Duration::from_secs(600)).await; // paced: nothing has moved for so long that who is refused would stay away for long
+    let begin = Instant::now();
+    rig.publish("b", 10).await;
+    rig.until("the others are done", |rig| rig.log.done("b").len() == 10).await;
+    assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+    assert!(patient.iter().all(|group| rig.log.done(group).is_empty()));
+    rig.drained().await;
+    rig.verify(&[("a0", 1), ("a1", 1), ("a2", 1), ("a3", 1), ("b", 10)]);
+}
+
+/// Nor do messages that are in no group.
+#[tokio::test(start_paused = true)]
+async fn messages_without_a_group_that_wait_for_their_target_do_not_fill_their_pool() {
+    let rig = full_of_patience(Ungrouped::Unordered).await;
+    rig.publish_to("", "", 20, |message| message.dispatch_mode = DispatchMode::Immediate).await;
+    rig.until("the pool is full of them", |rig| rig.router.held() == 4).await;
+    let begin = Instant::now();
+    rig.publish("b", 10).await;
+    rig.until("the others are done", |rig| rig.log.done("b").len() == 10).await;
+    assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
+    rig.drained().await;
+    assert_eq!(rig.log.all_done(), 30);
+}
+
+/// What has failed before would begin with its first attempt again if it went.
+#[tokio::test(start_paused = true)]
+async fn a_head_that_has_used_an_attempt_stays_where_it_waits_for_its_target() {
+    let pool = PoolSettings { capacity: 4, group_capacity: 4, ..roomy() };
+    let hour = Duration::from_secs(3_600);
+    let called = std::sync::Mutex::new(std::collections::HashMap::<String, u32>::new());
+    let rig = Rig::new(
+        pool,
+        script(move |seen| {
+            let calls = *called
+                .lock()
+                .unwrap()
+                .entry(seen.group.clone())
+                .and_modify(|calls| *calls += 1)
+                .or_insert(1);
+            async move {
+                match calls {
+                    _ if seen.group == "b" => Verdict::Done,
+                    1 => again(),
+                    2 => wait(hour),
+                    _ => Verdict::Done,
+                }
+            }
+        }),
+    );
+    let failed = ["a0", "a1", "a2", "a3"];
+    for group in failed {
+        rig.publish(group, 1).await;
+    }
+    rig.read();
+    rig.until("all wait", |rig| failed.iter().all(|group| rig.log.begun(group).len() == 2)).await;
+    rig.publish("b", 1).await;
+    let begin = Instant::now();
+    rig.drained().await;
+    assert!(begin.elapsed() >= hour);
+    failed.iter().for_each(|group| assert_eq!(rig.log.begun(group), [(0, 1), (0, 2), (0, 2)], "{group}"));
+    assert_eq!(rig.router.pool_view("DEFAULT-POOL").unwrap().counts.given_back, 0);
+}
+
 /// A park is of the group and not of what it has at the moment.
 #[tokio::test(start_paused = true)]
 async fn a_group_stays_parked_when_its_last_message_has_left() {

@@ -812,6 +812,9 @@ async fn every_refusal_is_a_problem() {
     assert!(put(json!({ "concurency": 1 })).await.problem(422).contains("concurency"));
     assert!(put(json!({ "concurrency": "many" })).await.problem(422).contains("invalid type"));
     assert!(bench.call("PUT", "/api/pools/%20p", Some(json!({}))).await.problem(422).contains("blanks"));
+    assert!(
+        bench.call("PUT", "/api/pools/default-pool", Some(json!({}))).await.problem(422).contains("case")
+    );
     let reset = bench.post("/api/breakers/reset", json!({ "target": "http://x/" })).await;
     assert!(reset.problem(404).contains("http://x/"));
     bench.shutdown().await;
@@ -1166,6 +1169,10 @@ impl Source for Versioned {
     }
 
     fn settle(&self, all: Vec<(Receipt, Disposal)>) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
+        // What is given back comes again from whoever is opened next.
+        if all.iter().any(|(_, disposal)| matches!(disposal, Disposal::GiveBack { .. })) {
+            self.opened.has_given.store(false, SeqCst);
+        }
         std::future::ready(Ok(vec![Settled::Settled; all.len()])).boxed()
     }
 
@@ -1205,6 +1212,7 @@ async fn a_source_that_drains_comes_again_only_as_the_last_reload_has_it() {
     assert_eq!(reload(None).await, ["source orders is drained and goes"]);
     assert_eq!(reload(Some(3)).await, ["source orders is draining, and is read again when it is gone"]);
     assert_eq!(states(), ["stopping"], "there is one at a time");
+    bench.get("/health/ready").await;
     gate.add_permits(1);
     bench.until("/api/sources", |_| states() == ["connected"]).await;
     assert_eq!(*opened.versions.lock().unwrap(), [1, 3]);
@@ -1221,6 +1229,28 @@ async fn a_source_that_drains_comes_again_only_as_the_last_reload_has_it() {
     reload(Some(6)).await;
     bench.until("/api/sources", |_| states() == ["connected"]).await;
     assert_eq!(*opened.versions.lock().unwrap(), [1, 3, 4, 6]);
+    bench.shutdown().await;
+}
+
+/// What is parked would keep it for ever: it goes back at once, and is parked as before when it comes again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_source_that_drains_does_not_wait_for_what_is_parked() {
+    let bench = Bench::new("laneway.pools.DEFAULT-POOL { attempts = 1, exhausted = park-group }").await;
+    let opened = Arc::<Opened>::default();
+    let reload = async |version: u32| {
+        let mut config = Config::clone(&bench.service.config());
+        let broker = Versioned { version, target: bench.target("client-error"), opened: Arc::clone(&opened) };
+        config.sources.insert("orders".to_owned(), Arc::new(broker));
+        bench.service.reload(config).await.unwrap();
+    };
+    reload(1).await;
+    bench.until("/api/pools/DEFAULT-POOL", |pool| pool["parkedMessages"] == 1).await;
+    reload(2).await;
+    bench.until("/api/pools/DEFAULT-POOL", |pool| pool["counts"]["submitted"] == 2).await;
+    assert_eq!(*opened.versions.lock().unwrap(), [1, 2]);
+    bench.until("/api/pools/DEFAULT-POOL", |pool| pool["parkedMessages"] == 1).await;
+    let attempts = bench.service.router().pool_view("DEFAULT-POOL").unwrap().attempts;
+    assert_eq!(attempts.calls(), 1, "nobody was called for it again");
     bench.shutdown().await;
 }
 
@@ -1252,6 +1282,22 @@ async fn a_rate_that_is_next_to_nothing_is_refused() {
         assert!(answer.text.contains("0.000001"), "{}", answer.text);
     }
     bench.call("PUT", "/api/pools/slow", Some(json!({ "groupRatePerSecond": 1e-6 }))).await.with(201);
+    bench.shutdown().await;
+}
+
+/// What a queue does with messages without a group needs a restart, and what a pool does with them does not: so it is what runs that they have to agree with.
+#[tokio::test]
+async fn a_reload_that_makes_a_pool_serial_beside_a_queue_without_order_changes_nothing() {
+    let bench =
+        Bench::new("laneway { pools.a.ungrouped = unordered, pool-defaults.ungrouped = unordered, queue.ungrouped = unordered }").await;
+    for pools in ["a.ungrouped = serial", "b {}"] {
+        bench.write(&format!("laneway {{ pools {{ {pools} }}, queue.ungrouped = serial }}"));
+        let answer = bench.post("/api/config/reload", json!({})).await;
+        answer.problem(422);
+        let errors = answer.json()["errors"].to_string();
+        assert!(errors.contains("cannot be serial while the queue that runs is unordered"), "{errors}");
+    }
+    assert_eq!(bench.get("/api/pools/a").await["ungrouped"], "unordered");
     bench.shutdown().await;
 }
 
@@ -1565,6 +1611,55 @@ async fn many_pools_do_not_make_many_labels() {
 }
 
 // ── the end ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+/// A pool that was made by the API is not there any more after a restart. What was parked in it stops in the one that stands in, and in one of its name that is made later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_parked_stays_parked_when_its_pool_does_not_come_again() {
+    let bench = Bench::new("").await;
+    let of_group = |id: &str, group: &str| json!({ "id": id, "poolCode": "mine", "messageGroupId": group, "mediationType": "SIMULATED", "mediationTarget": "1ms" });
+    let make = async |bench: &Bench| {
+        bench.call("PUT", "/api/pools/mine", Some(json!({}))).await.with(201);
+        bench.until("/api/pools/mine", |pool| pool["state"] == "open").await;
+    };
+    let restart = async |bench: Bench| {
+        let farewell = bench.service.shutdown(Duration::from_secs(5)).await;
+        assert!(farewell.router.settled, "{farewell:?}");
+        Bench::at(bench.folder).await
+    };
+    make(&bench).await;
+    bench.call("POST", "/api/pools/mine/pause", None).await.with(200);
+    bench
+        .post("/api/messages", json!([of_group("1", "a"), of_group("2", "a"), of_group("3", "b")]))
+        .await
+        .with(202);
+    bench.until("/api/pools/mine", |pool| pool["held"] == 3).await;
+    for group in ["a", "b"] {
+        bench.post(&format!("/api/groups/mine/{group}/park"), json!({ "why": "not today" })).await.with(200);
+    }
+    // Twice, since nothing may be forgotten on the way either.
+    let mut bench = bench;
+    for _ in 0..2 {
+        bench = restart(bench).await;
+        bench.until("/api/pools/DEFAULT-POOL", |pool| pool["parkedMessages"] == 3).await;
+        let group = bench.get("/api/groups/DEFAULT-POOL/a").await;
+        assert_eq!((&group["state"], &group["reason"]["why"]), (&json!("parked"), &json!("not today")));
+    }
+    // One goes on at an operator's word, for good; the other waits for its pool.
+    bench.call("POST", "/api/groups/DEFAULT-POOL/b/resume", None).await.with(200);
+    bench.until("/api/pools/DEFAULT-POOL", |pool| pool["counts"]["succeeded"] == 1).await;
+    make(&bench).await;
+    bench.until("/api/pools/mine", |pool| pool["parkedMessages"] == 2).await;
+    let bench = restart(bench).await;
+    make(&bench).await;
+    let parked = bench.get("/api/parked").await;
+    let parked: Vec<_> = parked.as_array().unwrap().iter().map(|one| (&one["pool"], &one["group"])).collect();
+    assert_eq!(parked, [(&json!("mine"), &json!("a"))]);
+    bench.call("POST", "/api/groups/mine/a/resume", None).await.with(200);
+    bench.until("/api/pools/mine", |pool| pool["counts"]["succeeded"] == 2).await;
+    let bench = restart(bench).await;
+    assert_eq!(bench.get("/api/parked").await, json!([]));
+    bench.shutdown().await;
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_published_while_the_service_ends_is_there_when_it_starts_again() {

@@ -11,10 +11,11 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, pending};
 use laneway_router::mediator::Verdict;
+use laneway_router::message::{DispatchMode, Message};
 use laneway_router::pool::{Exhausted, PoolSettings, PoolState};
 use laneway_router::router::{DEFAULT_POOL, RouterError, SourceSettings};
 use laneway_router::source::{Delivery, Depth, Disposal, Receipt, Settled, Source, SourceError, Wants};
-use rig::{Gate, LONG, Rig, again, roomy, script, takes};
+use rig::{Gate, LONG, Rig, What, again, never, roomy, script, takes, wait};
 use tokio::time::Instant;
 
 fn millis(millis: u64) -> Duration {
@@ -450,6 +451,79 @@ async fn a_source_that_ends_by_itself_is_reported_and_one_that_we_close_is_not()
     closing.source.faults().closed = true;
     closing.end().await;
     assert!(closing.router.sources().await[0].healthy);
+}
+
+/// What would stay for long (parked, in a pool that is paused, waiting for its target) goes back at once; what can run runs.
+#[tokio::test(start_paused = true)]
+async fn a_source_that_goes_does_not_wait_for_what_is_stuck() {
+    let fixed = Arc::new(AtomicBool::new(false));
+    let target = Arc::clone(&fixed);
+    let rig = Rig::new(
+        PoolSettings { backoff: millis(500), ..roomy() },
+        script(move |seen| {
+            let is_fixed = target.load(Relaxed);
+            async move {
+                tokio::time::sleep(millis(1_000)).await; // paced: a call takes its time, which is virtual
+                match seen.group.as_str() {
+                    "parked" if !is_fixed => never(),
+                    "patient" if !is_fixed => wait(MINUTE * 60),
+                    "failed" if !is_fixed && seen.attempt == 1 => again(),
+                    _ => Verdict::Done,
+                }
+            }
+        }),
+    );
+    rig.router.add_pool("x", roomy()).unwrap();
+    let block = |message: &mut Message| message.dispatch_mode = DispatchMode::BlockOnError;
+    rig.publish_to(DEFAULT_POOL, "parked", 3, block).await;
+    rig.publish("patient", 3).await;
+    rig.publish_to("x", "paused", 3, |_| {}).await;
+    rig.publish_to("x", "failed", 3, |_| {}).await;
+    rig.publish("busy", 5).await;
+    rig.read();
+    rig.until("one has failed in the pool", |rig| {
+        rig.log.count(|event| event.what == What::Ended(again())) == 1
+    })
+    .await;
+    rig.router.pause_pool("x").unwrap();
+    rig.until("one is parked", |rig| rig.router.pool_view(DEFAULT_POOL).unwrap().parked_groups == 1).await;
+    let begin = Instant::now();
+    assert!(rig.router.remove_source("orders", MINUTE * 60).await);
+    let took = begin.elapsed();
+    assert!((millis(2_000)..millis(10_000)).contains(&took), "{took:?}");
+    assert_eq!((rig.router.held(), rig.depth().leased), (0, 0));
+    assert_eq!(rig.log.done("busy"), [0, 1, 2, 3, 4]);
+
+    // Whoever reads them then has them in order, and as parked as before.
+    fixed.store(true, Relaxed);
+    rig.read();
+    rig.router.resume_pool("x").unwrap();
+    rig.until("the others are done", |rig| {
+        ["paused", "failed", "patient"].iter().all(|group| rig.log.done(group).len() == 3)
+    })
+    .await;
+    assert_eq!(rig.log.begun("parked"), [(0, 1)]);
+    assert!(rig.router.resume(DEFAULT_POOL, "parked").unwrap());
+    rig.drained().await;
+    rig.verify(&[("parked", 3), ("patient", 3), ("paused", 3), ("failed", 3), ("busy", 5)]);
+}
+
+/// One that takes no settlements any more, perhaps because it is gone, is not waited for longer than its leases last.
+#[tokio::test(start_paused = true)]
+async fn a_source_that_goes_and_does_not_answer_is_closed_when_its_leases_are_over() {
+    let rig = Rig::new(roomy(), takes(millis(10)));
+    rig.source.faults().failing_settles = 1_000_000;
+    rig.source.faults().failing_extends = 1_000_000;
+    rig.publish("a", 3).await;
+    rig.read();
+    rig.done(3).await;
+    let begin = Instant::now();
+    assert!(rig.router.remove_source("orders", MINUTE * 60).await);
+    assert!(begin.elapsed() < MINUTE, "{:?}", begin.elapsed());
+    rig.source.faults().failing_settles = 0;
+    rig.read();
+    rig.drained().await;
+    rig.verify_first("a", 3);
 }
 
 #[tokio::test(start_paused = true)]

@@ -265,7 +265,8 @@ async fn ready(State(service): State<Service>) -> Result<axum::Json<Value>, Prob
         return unready("the service is shutting down".to_owned());
     }
     for source in service.router().source_states() {
-        if source.state != SourceState::Connected {
+        // One that stops is about to go at somebody's word: nothing is wrong with it.
+        if !matches!(source.state, SourceState::Connected | SourceState::Stopping) {
             let trouble = source.trouble.unwrap_or_else(|| "is being opened".to_owned());
             return unready(format!("{}: {trouble}", source.name));
         }

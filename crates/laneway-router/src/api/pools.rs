@@ -11,8 +11,7 @@ use super::guard::Detail;
 use super::input::{Json, Query};
 use super::problem::Problem;
 use super::route::Route;
-use crate::message::NAME_BYTES_MAX;
-use crate::pool::{Exhausted, PoolSettings, PoolState, Ungrouped};
+use crate::pool::{Exhausted, PoolSettings, PoolState, Ungrouped, wrong_code};
 use crate::router::{PoolView, RouterError};
 use crate::service::Service;
 
@@ -339,15 +338,8 @@ async fn put(
     Path(code): Path<String>,
     Json(change): Json<PoolChange>,
 ) -> Result<(StatusCode, Extension<Detail>, axum::Json<Pool>), Problem> {
-    if code.trim() != code
-        || code.is_empty()
-        || code.len() > NAME_BYTES_MAX
-        || code.chars().any(char::is_control)
-    {
-        let detail = format!(
-            "a pool's code has 1 to {NAME_BYTES_MAX} bytes without control characters and blanks around"
-        );
-        return Err(Problem::unprocessable(detail));
+    if let Some(wrong) = wrong_code(&code) {
+        return Err(Problem::unprocessable(format!("{code:?} {wrong}")));
     }
     let detail = Detail(change.to_string());
     let config = service.config();
@@ -371,8 +363,7 @@ async fn put(
 
 /// What a configuration would have refused as well.
 fn check(service: &Service, settings: &PoolSettings) -> Result<(), Problem> {
-    let queue = service.config().queue.ungrouped;
-    if queue == Ungrouped::Unordered && settings.ungrouped == Ungrouped::Serial {
+    if !settings.is_in_order_on(service.config().queue.ungrouped) {
         let detail = "ungrouped cannot be serial while laneway.queue.ungrouped is unordered";
         return Err(Problem::unprocessable(detail));
     }

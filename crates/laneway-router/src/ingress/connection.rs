@@ -54,7 +54,7 @@ use super::{
     reached,
     stats::{Counters, Stats},
 };
-use crate::{mediator::Mediator, message::Priority};
+use crate::mediator::Mediator;
 
 /// How much is read at once. A gulp of small lines is some hundred of them.
 const CHUNK: usize = 16 * 1024;
@@ -393,7 +393,7 @@ impl<'a> Reader<'a> {
     /// Into the engine, without ever waiting.
     fn submit(&mut self, line: Line, weight: Weight) {
         let Line { message, family, notify, strict } = line;
-        let (id, priority) = (message.id.clone(), priority_of(message.priority));
+        let (id, priority) = (message.id.clone(), message.priority.into());
         let owed = notify.then(|| self.outbox.owe(id.clone(), self.desk.counters.clone()));
         let task = Task { message, owed, sequence: 0, waits: false, _weight: weight };
         let message = laneway::Message::new(family, task).priority(priority);
@@ -467,14 +467,6 @@ fn full(reason: Refusal) -> &'static str {
     match reason {
         Refusal::Full(laneway::Bound::Lane) => "its family is full",
         _ => "its partition is full",
-    }
-}
-
-fn priority_of(priority: Priority) -> laneway::Priority {
-    match priority {
-        Priority::High => laneway::Priority::High,
-        Priority::Normal => laneway::Priority::Normal,
-        Priority::Low => laneway::Priority::Low,
     }
 }
 

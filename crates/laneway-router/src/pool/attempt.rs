@@ -150,13 +150,11 @@ impl Core {
 
     /// Parks a group whose head has failed for good.
     fn stop(&self, key: GroupKey, why: &str, foreign: Option<Arc<str>>) -> Outcome {
-        let parked = Parked::now(why);
-        let stop = Stop { parked: parked.clone(), by_attempt: true, foreign };
-        if self.groups.park(&key, stop) == Parking::TooMany {
-            return Outcome::ParkLane;
-        }
-        if let GroupKey::Named(group) = &key {
-            self.parks.note(&self.code, group, Some(parked));
+        let stop = Stop { by_attempt: true, foreign, ..Stop::new(Parked::now(why)) };
+        match (self.groups.park(&key, stop.clone()), &key) {
+            (Parking::TooMany, _) => return Outcome::ParkLane,
+            (Parking::New, GroupKey::Named(group)) => self.note(group, &stop, Some(stop.parked.clone())),
+            _ => {}
         }
         // What does not count any more makes room.
         self.room.notify_waiters();

@@ -32,29 +32,36 @@
 //! Messages of parked groups do not count against the pool's capacity, since nobody knows when they will leave, and the other groups must not wait for
 //! that. They are held beside it, as many again as the capacity; a group that stops when there are more goes back whole, and what comes of a parked group then
 //! goes back, too, and comes again every now and then. So the memory of a pool is bounded by twice its capacity.
+//!
+//! # What waits for its target
+//!
+//! counts against the capacity, and waits without an end: a wait costs no attempt. So one target that asks for a day of patience, or whose breaker is open, could fill
+//! the pool with its messages, and no other target would be called for a day. Where a pool is full while slots are idle, those groups go back whole, for as long as they have to wait,
+//! whose head waits for its target, has used no attempt, and is not due before the next [look](LOOK_FOR_STUCK). One whose head has failed before stays, or its attempts would
+//! be forgotten. Whoever finds no room has the pool looked through ([`Pool::make_room`]), so one that has room, or is busy, pays nothing.
 
 mod attempt;
 mod groups;
 mod settings;
 
 pub use groups::{GroupNotes, InFlight};
-pub(crate) use settings::RIGHT_RATE;
 pub use settings::{BadSetting, CAPACITY_MAX, CONCURRENCY_MAX, Exhausted, PoolSettings, RATES, Ungrouped};
+pub(crate) use settings::{RIGHT_RATE, wrong_code};
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use laneway::{Engine, Explanation, Handle, Overflow, RetryPolicy, Snapshot, Topology};
+use laneway::{Engine, Explanation, Handle, Overflow, Reason, RetryPolicy, Snapshot, Topology};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
 use crate::mediator::{Mediator, Metrics, MetricsSnapshot};
-use crate::message::{Message, Priority};
+use crate::message::Message;
 use crate::parks::{Parked, Parks};
 use crate::record::Record;
-use crate::settle::Held;
+use crate::settle::{Held, Ledger};
 use crate::source::Disposal;
 use crate::trace::Traced;
 use groups::{Groups, Parking, Stop};
@@ -219,6 +226,52 @@ struct Core {
     tempo: Mutex<Tempo>,
 }
 
+/// Whose messages go back, as whole groups, where they would stay for long.
+#[derive(Clone, Copy)]
+enum Leaving<'a> {
+    /// All: the pool drains.
+    All,
+    /// Those that are for a pool that has come.
+    To(&'a Arc<Pool>),
+    /// Those that were taken from a source that stops.
+    From(&'a Arc<Ledger>),
+    /// Those that only wait for their targets: others have no room.
+    Patient,
+}
+
+impl<'a> Leaving<'a> {
+    fn includes(self, job: &Job) -> bool {
+        match self {
+            Leaving::All => true,
+            Leaving::To(heir) => job.is_for(heir.code()),
+            Leaving::From(ledger) => job.held.as_ref().is_some_and(|held| held.is_of(ledger)),
+            Leaving::Patient => job.waits,
+        }
+    }
+
+    /// For how long a group goes whose head is where it is for this reason. Nothing if it stays.
+    fn delay(self, reason: Reason<GroupKey>, is_paused: bool) -> Option<Duration> {
+        match (self, reason) {
+            (Leaving::Patient, Reason::Retry { after, attempts: 0, .. }) if after > LOOK_FOR_STUCK => {
+                Some(after)
+            }
+            (Leaving::Patient, _) | (Leaving::All, Reason::RateLimited { .. }) => None,
+            (_, Reason::Parked { .. } | Reason::DispatcherPaused) => Some(Duration::ZERO),
+            (_, Reason::RateLimited { after }) if after > LOOK_FOR_STUCK => Some(Duration::ZERO),
+            (_, Reason::Retry { after, .. }) if after > LOOK_FOR_STUCK || is_paused => Some(after),
+            _ => None,
+        }
+    }
+
+    /// Who takes over what is parked.
+    fn heir(self) -> Option<&'a Arc<Pool>> {
+        match self {
+            Leaving::To(heir) => Some(heir),
+            Leaving::All | Leaving::From(_) | Leaving::Patient => None,
+        }
+    }
+}
+
 /// A group that is to go back whole. It is barred.
 struct Return {
     key: GroupKey,
@@ -248,7 +301,7 @@ const GRACE: Duration = Duration::from_secs(2);
 /// How often a pool that is about to end is looked at.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// How often a pool that is to be empty of something is looked through for what does not go by itself.
+/// How often a pool that is to be empty of something, or has no room, is looked through for what does not go by itself.
 pub(crate) const LOOK_FOR_STUCK: Duration = Duration::from_secs(1);
 
 /// How much room is worth a claim.
@@ -308,12 +361,25 @@ impl Core {
         let (Some(parked), GroupKey::Named(group)) = (self.groups.parked(key), key) else { return None };
         // Only the default pool, which stands in, inherits from one that goes.
         let foreign = (*heir.code == *crate::router::DEFAULT_POOL).then(|| Arc::clone(&self.code));
-        let is_taken = heir.inherit(group, Stop { foreign, ..Stop::new(parked) });
-        let stop = if all && is_taken { self.groups.unpark(key) } else { None };
-        if stop.is_some() {
-            self.parks.note(&self.code, group, None);
+        let noted_by_heir = Arc::clone(foreign.as_ref().unwrap_or(&heir.code));
+        let parking = heir.inherit(group, Stop { foreign, ..Stop::new(parked) });
+        let stop = if all && parking != Parking::TooMany { self.groups.unpark(key) } else { None };
+        if let Some(stop) = &stop
+            && !(parking == Parking::New && *noted_by_heir == **self.noted_under(stop))
+        {
+            self.note(group, stop, None);
         }
         stop
+    }
+
+    /// The pool under which it is noted that a group is parked: the one that it was parked for.
+    fn noted_under<'a>(&'a self, stop: &'a Stop) -> &'a Arc<str> {
+        stop.foreign.as_ref().unwrap_or(&self.code)
+    }
+
+    /// Notes that a group is parked, or goes on that was.
+    fn note(&self, group: &Arc<str>, stop: &Stop, parked: Option<Parked>) {
+        self.parks.note(self.noted_under(stop), group, parked);
     }
 
     /// Messages that count against the capacity.
@@ -372,6 +438,8 @@ pub(crate) struct Pool {
     changing: Mutex<()>,
     /// Somebody paused it while it waited.
     opens_paused: AtomicBool,
+    /// Not before is it looked through again for what only waits.
+    next_look: Mutex<Instant>,
     /// Gives groups back until the pool ends.
     returning: tokio::task::JoinHandle<()>,
 }
@@ -478,6 +546,7 @@ impl Pool {
             engine: Mutex::new(Some(engine)),
             changing: Mutex::default(),
             opens_paused: AtomicBool::new(false),
+            next_look: Mutex::new(Instant::now()),
             returning,
             core,
             next_slot: AtomicUsize::new(settings.concurrency),
@@ -614,6 +683,9 @@ impl Pool {
         if let Some(counter) = obstacle {
             self.core.held.fetch_sub(1, SeqCst);
             self.core.room.notify_waiters();
+            if std::ptr::eq(counter, &counters.refused_pool_full) {
+                self.make_room();
+            }
             let mut refused = self.refuse(held, counter);
             // A pool that is not open yet, or not any more, is not waited for as long as somebody who may resume the group.
             if !std::ptr::eq(counter, &counters.refused_not_open) && self.core.groups.parked(&key).is_some() {
@@ -628,7 +700,7 @@ impl Pool {
             let mut codes = self.core.foreign.lock().unwrap_or_else(PoisonError::into_inner);
             *codes.entry(Arc::clone(code)).or_default() += 1;
         }
-        let priority = tier(message.priority);
+        let priority = message.priority.into();
         let place = Place { pool: Arc::clone(&self.core), key: key.clone(), foreign };
         let trace = self.core.record.spans().arrived(&message, &self.code, key.name());
         let job = Job { message, sequence, held: Some(held), waits: false, trace, place };
@@ -737,7 +809,7 @@ impl Pool {
         for (key, _) in waiting.into_iter().filter(|(_, message)| is_meant(&message.mediation_target)) {
             // Not one that is parked besides: that is for who parked it.
             let reason = self.handle.explain(&key).map(|explanation| explanation.reason);
-            if let Some(laneway::Reason::Retry { .. }) = reason {
+            if let Some(Reason::Retry { .. }) = reason {
                 self.handle.resume(&key);
             }
         }
@@ -783,17 +855,18 @@ impl Pool {
 
     /// Lets a parked group go on, and one that waits for another attempt try at once. False if there was nothing to resume.
     pub(crate) fn resume(&self, key: &GroupKey) -> bool {
-        let (was_parked, resumed) = self.go_on(key);
-        if let (GroupKey::Named(group), true) = (key, was_parked) {
-            self.core.parks.note(&self.code, group, None);
+        let (stop, resumed) = self.go_on(key);
+        if let (GroupKey::Named(group), Some(stop)) = (key, &stop) {
+            self.core.note(group, stop, None);
         }
-        was_parked || resumed
+        stop.is_some() || resumed
     }
 
-    /// Whether it was remembered as parked, and whether its lane goes on.
-    fn go_on(&self, key: &GroupKey) -> (bool, bool) {
+    /// What was remembered of its being parked, and whether its lane goes on.
+    fn go_on(&self, key: &GroupKey) -> (Option<Stop>, bool) {
         let stop = self.core.groups.unpark(key);
-        (stop.is_some(), self.let_go_on(key, stop.as_ref()))
+        let resumed = self.let_go_on(key, stop.as_ref());
+        (stop, resumed)
     }
 
     /// The lane of a group that is not parked any more goes on: now, or as soon as an attempt has parked it that was told to. Whether it was now.
@@ -823,14 +896,21 @@ impl Pool {
         (self.core.groups.parked_groups(), self.core.groups.parked_messages())
     }
 
-    /// A group is parked that was so in another pool. False if there are too many.
-    fn inherit(&self, group: &Arc<str>, stop: Stop) -> bool {
-        let (key, parked) = (GroupKey::Named(Arc::clone(group)), stop.parked.clone());
-        let parking = self.core.groups.park(&key, stop);
+    /// A group is parked that was so in another pool.
+    fn inherit(&self, group: &Arc<str>, stop: Stop) -> Parking {
+        let parking = self.core.groups.park(&GroupKey::Named(Arc::clone(group)), stop.clone());
         if parking == Parking::New {
-            self.core.parks.note(&self.code, group, Some(parked));
+            self.core.note(group, &stop, Some(stop.parked.clone()));
         }
-        parking != Parking::TooMany
+        parking
+    }
+
+    /// A group is parked that was so in a pool for which this one has stood in since the process was started.
+    pub(crate) fn adopt(&self, code: Arc<str>, group: &Arc<str>, parked: Parked) {
+        let stop = Stop { foreign: Some(code), ..Stop::new(parked) };
+        if self.inherit(group, stop.clone()) == Parking::WasParked {
+            self.core.note(group, &stop, None);
+        }
     }
 
     /// A pool that has come gets what is parked for it here, also where no message of that is here.
@@ -852,27 +932,52 @@ impl Pool {
         }
     }
 
-    /// Gives groups back that would keep the pool from being empty for long: those that are parked, and those whose next attempt is not due
-    /// before the next [look](LOOK_FOR_STUCK). With an heir, only those with messages that are for it.
-    pub(crate) fn give_back_stuck(&self, heir: Option<&Arc<Pool>>) {
-        let is_meant = |message: &Placed| heir.is_none_or(|heir| message.body.is_for(heir.code()));
-        let keys = self.handle.find(usize::MAX, |message| is_meant(message).then(|| message.key.clone()));
+    /// Gives back what would keep the default pool from being empty of another's messages for long.
+    pub(crate) fn give_back_for(&self, heir: &Arc<Pool>) {
+        self.give_back_stuck(Leaving::To(heir));
+    }
+
+    /// Gives back what would keep a source that stops from being done for long.
+    pub(crate) fn give_back_to(&self, ledger: &Arc<Ledger>) {
+        self.give_back_stuck(Leaving::From(ledger));
+    }
+
+    /// Where the pool is full while slots are idle, gives back what only waits for its target. To be called by whoever finds no room.
+    pub(crate) fn make_room(&self) {
+        if self.state() != PoolState::Open || self.free() > 0 {
+            return;
+        }
+        let now = Instant::now();
+        let mut next_look = self.next_look.lock().unwrap_or_else(PoisonError::into_inner);
+        if now < *next_look {
+            return;
+        }
+        *next_look = now + LOOK_FOR_STUCK;
+        drop(next_look);
+        let is_idle = self.core.groups.running() < self.settings().concurrency;
+        if is_idle && self.give_back_stuck(Leaving::Patient) {
+            // However slow it was until now, there is room in a moment.
+            *self.core.tempo.lock().unwrap_or_else(PoisonError::into_inner) = Tempo::new();
+        }
+    }
+
+    /// Gives groups back that would stay for long: those that are parked, and those whose next attempt is not due before the next [look](LOOK_FOR_STUCK).
+    /// Whether there are any.
+    fn give_back_stuck(&self, who: Leaving<'_>) -> bool {
+        let keys =
+            self.handle.find(usize::MAX, |message| who.includes(&message.body).then(|| message.key.clone()));
         let keys: std::collections::HashSet<GroupKey> = keys.into_iter().collect();
+        let is_paused = self.state() == PoolState::Paused;
+        let mut any = false;
         for key in keys {
-            let delay = match self.handle.explain(&key).map(|explanation| explanation.reason) {
-                Some(laneway::Reason::Parked { .. }) => Duration::ZERO,
-                // The pool that waits for them may run them.
-                Some(laneway::Reason::DispatcherPaused) if heir.is_some() => Duration::ZERO,
-                Some(laneway::Reason::RateLimited { after }) if heir.is_some() && after > LOOK_FOR_STUCK => {
-                    Duration::ZERO
-                }
-                Some(laneway::Reason::Retry { after, .. }) if after > LOOK_FOR_STUCK => after,
-                _ => continue,
-            };
+            let reason = self.handle.explain(&key).map(|explanation| explanation.reason);
+            let Some(delay) = reason.and_then(|reason| who.delay(reason, is_paused)) else { continue };
             if self.core.groups.bar_first(&key) {
-                let _ = self.core.returns.send(Return { key, delay, if_idle: true, heir: heir.cloned() });
+                let heir = who.heir().cloned();
+                any |= self.core.returns.send(Return { key, delay, if_idle: true, heir }).is_ok();
             }
         }
+        any
     }
 
     /// How many messages a group has here.
@@ -993,14 +1098,6 @@ impl Pool {
     }
 }
 
-fn tier(priority: Priority) -> laneway::Priority {
-    match priority {
-        Priority::High => laneway::Priority::High,
-        Priority::Normal => laneway::Priority::Normal,
-        Priority::Low => laneway::Priority::Low,
-    }
-}
-
 fn part_name(part: usize) -> String {
     format!("part-{part}")
 }
@@ -1049,11 +1146,11 @@ async fn see_it_go_on(handle: Handle<GroupKey, Job>, core: Arc<Core>, key: Group
             return;
         }
         match handle.explain(&key).map(|explanation| explanation.reason) {
-            Some(laneway::Reason::Parked { .. }) => {
+            Some(Reason::Parked { .. }) => {
                 handle.resume(&key);
                 return;
             }
-            Some(laneway::Reason::Running { .. } | laneway::Reason::PerhapsRunning) => {
+            Some(Reason::Running { .. } | Reason::PerhapsRunning) => {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             _ => return,
@@ -1064,7 +1161,7 @@ async fn see_it_go_on(handle: Handle<GroupKey, Job>, core: Arc<Core>, key: Group
 /// Gives back what keeps a draining pool from being empty, until it is, or ends.
 async fn let_go(pool: Arc<Pool>) {
     while pool.held() > 0 && !pool.core.returns.is_closed() {
-        pool.give_back_stuck(None);
+        pool.give_back_stuck(Leaving::All);
         tokio::time::sleep(LOOK_FOR_STUCK).await;
     }
 }

@@ -3,7 +3,8 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use crate::message::Secret;
+use crate::message::{NAME_BYTES_MAX, Secret};
+use crate::router::DEFAULT_POOL;
 
 /// More slots than anybody has asked for; each is a task of a few hundred bytes.
 pub const CONCURRENCY_MAX: usize = 65_536;
@@ -67,6 +68,25 @@ pub enum Ungrouped {
     Serial,
     /// Nothing: they run as they come.
     Unordered,
+}
+
+/// What is wrong with the code of a pool, if anything is.
+pub(crate) fn wrong_code(code: &str) -> Option<String> {
+    let has_length = (1..=NAME_BYTES_MAX).contains(&code.len());
+    if !has_length || code.trim() != code || code.chars().any(char::is_control) {
+        return Some(format!(
+            "is no code for a pool: 1 to {NAME_BYTES_MAX} bytes without control characters and blanks around"
+        ));
+    }
+    let is_alike = code != DEFAULT_POOL && code.eq_ignore_ascii_case(DEFAULT_POOL);
+    is_alike.then(|| format!("differs from {DEFAULT_POOL} in its case only"))
+}
+
+impl PoolSettings {
+    /// Whether the order that the pool is to keep is kept by a queue as well that has messages without a group like this: what goes back and comes again would have lost it otherwise.
+    pub(crate) fn is_in_order_on(&self, queue: Ungrouped) -> bool {
+        queue == Ungrouped::Serial || self.ungrouped == Ungrouped::Unordered
+    }
 }
 
 impl Default for PoolSettings {
