@@ -12,7 +12,7 @@ use arc_swap::ArcSwapOption;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
-use super::broker::Broker;
+use super::broker::{Broker, let_go};
 
 /// A message on its way out.
 #[derive(Clone)]
@@ -132,14 +132,6 @@ impl ConfiguredSink {
         self.open.store(Some(Arc::new(Arc::clone(&sink))));
         Ok(sink)
     }
-
-    /// The next one who publishes opens it again, unless that has been done. Whoever is publishing over the old one keeps it until then.
-    fn give_up(&self, sink: &Arc<dyn Sink>) {
-        let open = self.open.load();
-        if open.as_ref().is_some_and(|open| Arc::ptr_eq(&**open, sink)) {
-            self.open.compare_and_swap(&*open, None);
-        }
-    }
 }
 
 impl Sink for ConfiguredSink {
@@ -152,7 +144,8 @@ impl Sink for ConfiguredSink {
             let sink = self.opened().await?;
             let published = sink.publish(batch).await;
             if matches!(published, Err(SinkError::Broken(_))) {
-                self.give_up(&sink);
+                // The next one who publishes opens it again. Whoever is publishing over the old one keeps it until then.
+                let_go(&self.open, &sink);
             }
             published
         }
