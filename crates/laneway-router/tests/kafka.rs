@@ -15,8 +15,9 @@ use cluster::Topic;
 use laneway_router::source::broker::{Broker, Examination, Level, Role};
 use laneway_router::source::kafka::{Begin, KafkaSettings, KafkaSource};
 use laneway_router::source::sink::{Outgoing, Published, SinkError};
-use laneway_router::source::{Delivery, Disposal, Settled, Source, SourceError, Wants};
+use laneway_router::source::{Delivery, Disposal, Receipt, Settled, Source, SourceError, Wants};
 use rdkafka::mocking::MockCluster;
+use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 use tokio::sync::Notify;
 
 const LEASE: Duration = Duration::from_secs(60);
@@ -177,6 +178,61 @@ async fn members_come_and_go_and_nothing_is_repeated_or_out_of_order() {
     two.close().await;
     let repeats = witness.verify(&groups.iter().map(|group| (*group, 35)).collect::<Vec<_>>());
     assert_eq!(repeats, 0, "partitions are handed over with what is finished");
+}
+
+/// The time for the hand-over is longer than the patience of this test: it is over as soon as nothing is out, because nothing begins any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_has_not_begun_when_its_partition_is_to_go_is_not_begun_and_goes_back() {
+    let cluster = MockCluster::new(1).expect("a cluster");
+    let topic = Topic::new(&cluster, &cluster.bootstrap_servers(), 2);
+    publish(&topic, &["a", "b", "c", "d", "e", "f"], 0..3).await;
+    let settings = KafkaSettings { drain: 2 * PATIENCE, ..topic.settings() };
+    let one = settings.join("one").await.expect("a member");
+    let held = gather(&one, 18).await;
+    let receipts: Vec<Receipt> = held.iter().map(|it| it.receipt.clone()).collect();
+    let losses = || one.losses(tokio::time::Instant::now());
+    let good = || one.are_good(&receipts, tokio::time::Instant::now());
+    assert_eq!((losses(), good()), (0, vec![true; 18]));
+    let two = settings.join("two").await.expect("a member");
+    let told = async {
+        while losses() == 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await; // paced: as pools look, before each attempt
+        }
+    };
+    tokio::time::timeout(PATIENCE, told).await.expect("whoever is about to begin is told");
+    let (going, staying): (Vec<_>, Vec<_>) = held.iter().zip(good()).partition(|(_, is_good)| !is_good);
+    let partitions = |of: &[(&Delivery, bool)]| of.iter().map(|(it, _)| it.id >> 48).collect::<BTreeSet<_>>();
+    assert_eq!((partitions(&going).len(), partitions(&staying).len()), (1, 1), "one of two is to go");
+    assert_eq!((one.partitions().len(), two.partitions().len()), (2, 0), "it waits for what is out");
+    let receipts = going.iter().map(|(it, _)| it.receipt.clone()).collect::<Vec<_>>();
+    let extended = one.extend(receipts.clone(), LEASE).await.expect("extended");
+    assert_eq!(extended, vec![Settled::Settled; going.len()], "what is under way may finish");
+    let back = |receipt| (receipt, Disposal::GiveBack { delay: Duration::ZERO });
+    let settled = one.settle(receipts.into_iter().map(back).collect()).await.expect("settled");
+    assert_eq!(settled, vec![Settled::Settled; going.len()]);
+    balanced(&[(&one, 1), (&two, 1)]).await;
+    let ids = |of: Vec<&Delivery>| of.into_iter().map(|it| it.id).collect::<BTreeSet<u64>>();
+    let again = gather(&two, going.len()).await;
+    assert_eq!(ids(again.iter().collect()), ids(going.iter().map(|(it, _)| *it).collect()));
+    let kept = done(&one, staying.iter().map(|(it, _)| *it)).await;
+    assert_eq!(kept, vec![Settled::Settled; staying.len()]);
+    done(&two, &again).await;
+    one.close().await;
+    two.close().await;
+}
+
+/// The router pauses after a failure; here there is none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_while_the_group_shares_its_partitions_anew_is_tried_until_it_has() {
+    let cluster = MockCluster::new(1).expect("a cluster");
+    let topic = Topic::new(&cluster, &cluster.bootstrap_servers(), 1);
+    publish(&topic, &["a"], 0..2).await;
+    let source = topic.settings().join("orders").await.expect("a member");
+    let held = gather(&source, 2).await;
+    let between = RDKafkaRespErr::RD_KAFKA_RESP_ERR_REBALANCE_IN_PROGRESS;
+    cluster.request_errors(RDKafkaApiKey::OffsetCommit, &[between; 3]);
+    assert_eq!(done(&source, &held).await, [Settled::Settled; 2]);
+    source.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -6,8 +6,8 @@
 //!
 //! # A rebalance
 //!
-//! 1. A partition that is about to go hands out nothing more; settlements go on.
-//! 2. What is claimed of it may finish, until it has or the time for that (`drain`) is over. Nothing is waited for when the partition is lost already.
+//! 1. A partition that is about to go hands out nothing more, and what was handed out and has not begun is not begun any more: it comes back. Settlements go on.
+//! 2. What is under way may finish, until it has or the time for that (`drain`) is over. Nothing is waited for when the partition is lost already.
 //! 3. What is finished is committed, with what is finished behind the prefix, and only then does the partition go. The next owner begins exactly there.
 //! 4. Receipts of a partition that has gone are stale, also when it comes back: every time has a tag of its own.
 //!
@@ -125,7 +125,7 @@ struct Shared {
     stirred: Condvar,
     /// Held from reading what is finished until the broker has answered, so that an older commit never follows a newer one.
     committing: Mutex<()>,
-    /// How often a partition has gone of which something was claimed. Written under the lock that makes the receipts stale: who sees the number sees that, too.
+    /// How often a partition was to go, or was void, of which something was claimed. Written under the lock that says so: who sees the number sees that, too.
     losses: AtomicU64,
 }
 
@@ -461,10 +461,11 @@ impl Shared {
         Ok(extended)
     }
 
+    /// Which may begin: those of partitions that are ours, and are to stay so.
     fn are_good(&self, receipts: &[Receipt]) -> Vec<bool> {
         let mut state = self.lock();
-        let is_ours = |receipt| Named::by(receipt).is_some_and(|named| state.at(named).is_some());
-        receipts.iter().map(is_ours).collect()
+        let mut stays = |named| state.at(named).is_some_and(|partition| !partition.leaving);
+        receipts.iter().map(|receipt| Named::by(receipt).is_some_and(&mut stays)).collect()
     }
 
     fn begin(&self, disposals: &[(Receipt, Disposal)]) -> Result<Beginning, SourceError> {
@@ -642,7 +643,7 @@ impl Shared {
         }
         let outcome = match list.count() {
             0 => Ok(()),
-            _ => client.commit(&list, CommitMode::Sync).map_err(|error| trouble(&self.topic, &error)),
+            _ => client.commit(&list, CommitMode::Sync),
         };
         let mut state = self.lock();
         match &outcome {
@@ -653,15 +654,17 @@ impl Shared {
                     }
                 }
             }
+            // It is tried again soon, and whoever waits for it goes on: the router would pause after a failure, and the hand-over waits for what it settles next.
+            Err(error) if is_between_shares(error) => state.wanted = true,
             Err(error) => {
                 state.failures += 1;
-                state.failure = Some(error.clone());
+                state.failure = Some(trouble(&self.topic, error));
                 state.suspect = true;
             }
         }
         drop(state);
         self.tell_all();
-        outcome
+        outcome.map_err(|error| trouble(&self.topic, &error))
     }
 
     /// The way out of partitions; see the head of this file.
@@ -669,13 +672,16 @@ impl Shared {
         {
             let mut state = self.lock();
             let is_leaving = |number: &i32| numbers.contains(number);
+            let out = |(number, it): (&i32, &Partition)| if is_leaving(number) { it.out() } else { 0 };
             for (number, partition) in &mut state.partitions {
                 partition.leaving |= is_leaving(number);
+            }
+            if state.partitions.iter().map(out).sum::<usize>() > 0 {
+                self.losses.fetch_add(1, SeqCst);
             }
             let deadline = std::time::Instant::now() + self.drain;
             // Who closes has settled what could be settled.
             while !is_lost && !state.closing {
-                let out = |(number, it): (&i32, &Partition)| if is_leaving(number) { it.out() } else { 0 };
                 let left = deadline.saturating_duration_since(std::time::Instant::now());
                 if left.is_zero() || state.partitions.iter().map(out).sum::<usize>() == 0 {
                     break;
@@ -689,9 +695,6 @@ impl Shared {
         let mut state = self.lock();
         for number in numbers {
             let Some(partition) = state.partitions.remove(number) else { continue };
-            if partition.out() > 0 {
-                self.losses.fetch_add(1, SeqCst);
-            }
             if is_confirmed && partition.is_all_confirmed() {
                 state.gone.push_back(partition.tag);
             }
@@ -792,6 +795,13 @@ fn group_of(key: &[u8]) -> Arc<str> {
         Ok(text) => text.into(),
         Err(_) => format!("base64:{}", base64::engine::general_purpose::STANDARD_NO_PAD.encode(key)).into(),
     }
+}
+
+/// Whether a commit was refused only because the group is just sharing its partitions anew, or has done so without us.
+fn is_between_shares(error: &KafkaError) -> bool {
+    use RDKafkaErrorCode as Code;
+    let code = error.rdkafka_error_code();
+    matches!(code, Some(Code::RebalanceInProgress | Code::IllegalGeneration | Code::UnknownMemberId))
 }
 
 /// These partitions of a topic.
