@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use broker::{PATIENCE, Witness, of_the_guide, router, text};
 use cluster::Topic;
-use laneway_router::source::broker::{Broker, Examination, Level, Role};
+use laneway_router::source::broker::{Broker, Configured, Examination, Level, Role};
 use laneway_router::source::kafka::{Begin, KafkaSettings, KafkaSource};
 use laneway_router::source::sink::{Outgoing, Published, SinkError};
 use laneway_router::source::{Delivery, Disposal, Receipt, Settled, Source, SourceError, Wants};
@@ -421,6 +421,82 @@ async fn missing_topics_and_absent_brokers_are_told_and_the_doctor_sees_them() {
         matches!(&error, SourceError::Broken(text) if text.contains("no.such.property") && !text.contains("hush")),
         "{error}"
     );
+}
+
+/// Claims until a refusal is told; what it says.
+async fn refused(source: &Configured) -> String {
+    let wants = Wants { most: 10, wait: Duration::from_secs(10), lease: LEASE };
+    let refused = async {
+        loop {
+            match source.claim(wants).await {
+                Err(SourceError::Broken(said)) => return said,
+                Err(SourceError::Unavailable(_)) => {}
+                claimed => assert_eq!(claimed.expect("a claim").len(), 0, "nothing may be read"),
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, refused).await.expect("somebody says so")
+}
+
+/// Claims so many, as a router does that is told of trouble, and finishes them.
+async fn finish(source: &Configured, count: usize) {
+    let finish = async {
+        let mut left = count;
+        while left > 0 {
+            let claimed =
+                source.claim(Wants { most: left, wait: Duration::from_secs(10), lease: LEASE }).await;
+            let Ok(held) = claimed else {
+                tokio::time::sleep(Duration::from_millis(100)).await; // paced: before it asks again
+                continue;
+            };
+            left -= held.len();
+            let disposals = held.iter().map(|it| (it.receipt.clone(), Disposal::Done)).collect();
+            let settled = source.settle(disposals).await.expect("settled");
+            assert!(settled.iter().all(|it| *it == Settled::Settled), "{settled:?}");
+        }
+    };
+    tokio::time::timeout(PATIENCE, finish).await.expect("they may be read");
+}
+
+/// The topic may be described all the while.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_group_that_may_not_be_read_is_told_until_it_may() {
+    let refusal = RDKafkaRespErr::RD_KAFKA_RESP_ERR_GROUP_AUTHORIZATION_FAILED;
+    for question in [RDKafkaApiKey::FindCoordinator, RDKafkaApiKey::JoinGroup] {
+        let cluster = MockCluster::new(1).expect("a cluster");
+        let topic = Topic::new(&cluster, &cluster.bootstrap_servers(), 2);
+        publish(&topic, &["a"], 0..1).await;
+        cluster.request_errors(question, &[refusal; 1_000]);
+        let source = Configured::new("orders", Arc::new(topic.settings()));
+        for _ in 0..2 {
+            let said = refused(&source).await;
+            let group = topic.settings().group;
+            assert!(said.contains(&group) && said.contains("permission"), "{said}");
+        }
+        cluster.clear_request_errors(question);
+        finish(&source, 1).await;
+        source.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_topic_that_may_not_be_read_any_more_is_told_until_it_may() {
+    let cluster = MockCluster::new(1).expect("a cluster");
+    let topic = Topic::new(&cluster, &cluster.bootstrap_servers(), 1);
+    let refusal = RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED;
+    publish(&topic, &["a"], 0..3).await;
+    let source = Configured::new("orders", Arc::new(topic.settings()));
+    finish(&source, 3).await;
+    cluster.request_errors(RDKafkaApiKey::Fetch, &[refusal; 10_000]);
+    let said = refused(&source).await;
+    assert!(said.contains(&topic.name) && said.contains("permission"), "{said}");
+    cluster.clear_request_errors(RDKafkaApiKey::Fetch);
+    publish(&topic, &["a"], 3..5).await;
+    finish(&source, 2).await;
+    source.close().await;
+    cluster.topic_error(&topic.name, refusal).expect("refused");
+    let error = topic.settings().join("orders").await.expect_err("it may not even be described");
+    assert!(matches!(&error, SourceError::Broken(said) if said.contains(&topic.name)), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

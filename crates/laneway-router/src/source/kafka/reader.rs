@@ -36,6 +36,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::offsets::{Commit, Skipped};
 use super::partition::{Begun, Named, Partition, Record};
+use super::refusals::Refusals;
 use super::writer::Letters;
 use super::{Begin, KafkaSettings, trouble};
 use crate::source::embedded::index::{ConsumerId, Millis};
@@ -127,6 +128,8 @@ struct Shared {
     committing: Mutex<()>,
     /// How often a partition was to go, or was void, of which something was claimed. Written under the lock that says so: who sees the number sees that, too.
     losses: AtomicU64,
+    /// What the brokers refuse beside the questions. While something stands the state is suspect.
+    refusals: Refusals,
 }
 
 /// A partition that becomes ours, and what was committed last.
@@ -144,7 +147,7 @@ struct State {
     failure: Option<SourceError>,
     /// Tags of partitions that have gone with everything confirmed.
     gone: VecDeque<u64>,
-    /// The broker may be away: whoever finds nothing asks.
+    /// The broker may be away, or refuse us: whoever finds nothing asks.
     suspect: bool,
     /// We are leaving, or have left and cannot go on.
     closing: bool,
@@ -169,9 +172,9 @@ impl KafkaSource {
         let config = settings.consumer_config();
         let client: Client =
             config.create_with_context(context).map_err(|error| trouble(&settings.topic, &error))?;
-        super::require_topic(&client, &settings.topic)?;
-        super::require_topic(&client, &settings.dead_letters())?;
-        super::require_topic(&client, &settings.quarantine())?;
+        for topic in [settings.topic.clone(), settings.dead_letters(), settings.quarantine()] {
+            shared.refusals.look(&client, &topic)?;
+        }
         let letters = Letters::new(settings)?;
         client.subscribe(&[&settings.topic]).map_err(|error| trouble(&settings.topic, &error))?;
         let client = Arc::new(client);
@@ -308,16 +311,17 @@ impl Member {
         self.shared.confirmed(fates, failures).await
     }
 
-    /// Whether the broker is there, for whoever found nothing and has reason to doubt it.
+    /// Whether the broker is there, and refuses nothing, for whoever found nothing and has reason to doubt it.
     async fn probe(&self) -> Result<(), SourceError> {
         let client = Arc::clone(&self.client);
         let topic = self.shared.topic.clone();
         let probed = tokio::task::spawn_blocking(move || super::require_topic(&client, &topic).map(drop));
         let probed = probed.await.map_err(|error| SourceError::Unavailable(error.to_string()))?;
-        if probed.is_ok() {
-            self.shared.lock().suspect = false;
-        }
-        probed
+        // Under the lock: what is refused from now on makes it suspect again.
+        let mut state = self.shared.lock();
+        let judged = self.shared.refusals.judge(probed);
+        state.suspect &= judged.is_err();
+        judged
     }
 
     async fn depth(&self) -> Result<Depth, SourceError> {
@@ -391,6 +395,7 @@ impl Shared {
             stirred: Condvar::new(),
             committing: Mutex::default(),
             losses: AtomicU64::new(0),
+            refusals: Refusals::new(settings),
         }
     }
 
@@ -565,7 +570,7 @@ impl Shared {
         let group = key.as_deref().filter(|key| !key.is_empty()).map(group_of);
         let record = Record { key, group, text: message.payload().unwrap_or_default().into() };
         let mut state = self.lock();
-        state.suspect = false;
+        self.trust(&mut state);
         // Of a partition that has gone a moment ago: its new owner reads it.
         let Some(partition) = state.partitions.get_mut(&message.partition()) else { return };
         let tag = partition.tag;
@@ -576,6 +581,13 @@ impl Shared {
         if is_new {
             drop(state);
             self.changed.notify_waiters();
+        }
+    }
+
+    /// The broker is there, and gives us partitions or records.
+    fn trust(&self, state: &mut State) {
+        if std::mem::take(&mut state.suspect) {
+            self.refusals.over();
         }
     }
 
@@ -757,6 +769,7 @@ impl Shared {
             thread::sleep(LOADING_PAUSE);
         };
         let mut state = self.lock();
+        self.trust(&mut state);
         for (number, commit) in commits {
             state.partitions.insert(number, Partition::new(number, commit.as_ref()));
         }
@@ -837,17 +850,14 @@ pub(super) struct Context {
 }
 
 impl ClientContext for Context {
-    fn error(&self, error: KafkaError, _reason: &str) {
+    fn error(&self, error: KafkaError, reason: &str) {
+        self.shared.refusals.note(&error, reason);
         let mut state = self.shared.lock();
         state.suspect = true;
-        state.closing |= is_fatal(&error);
+        state.closing |= error.rdkafka_error_code() == Some(RDKafkaErrorCode::Fatal);
         drop(state);
         self.shared.tell_all();
     }
-}
-
-fn is_fatal(error: &KafkaError) -> bool {
-    error.rdkafka_error_code() == Some(RDKafkaErrorCode::Fatal)
 }
 
 impl ConsumerContext for Context {
@@ -861,7 +871,7 @@ impl ConsumerContext for Context {
             Rebalance::Revoke(list) => {
                 self.shared.leave(client, &numbers(list), client.assignment_lost());
             }
-            Rebalance::Error(_) => self.shared.lock().suspect = true,
+            Rebalance::Error(error) => self.error(error.clone(), "the partitions could not be shared"),
         }
     }
 }
@@ -893,13 +903,14 @@ fn poll(shared: &Shared, client: &Client) {
         for at_once in 0..TOGETHER {
             match client.poll(if at_once == 0 { POLL } else { Duration::ZERO }) {
                 Some(Ok(message)) => shared.arrive(&message),
-                Some(Err(error)) => {
-                    let mut state = shared.lock();
-                    state.suspect = true;
-                    state.closing |= is_fatal(&error);
-                }
+                // The context has heard of it.
+                Some(Err(_)) => {}
                 None => break,
             }
+        }
+        if shared.refusals.is_silent() {
+            // Whoever opens us anew joins anew, and hears what is so now.
+            shared.begin_close();
         }
         let (pause, resume) = shared.turns();
         // A partition that has just gone cannot be paused; nothing comes of it any more either.

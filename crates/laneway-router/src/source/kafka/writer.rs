@@ -10,14 +10,13 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use rdkafka::ClientConfig;
-use rdkafka::consumer::{BaseConsumer, DefaultConsumerContext};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord, Producer};
 use rdkafka::util::Timeout;
 
 use super::partition::{Named, Record};
-use super::{KafkaSettings, require_topic, trouble};
+use super::{KafkaSettings, refusals, trouble};
 use crate::source::sink::{Outgoing, Published, Sink, SinkError, one_by_one};
 use crate::source::{Disposal, SourceError, cut};
 
@@ -144,9 +143,7 @@ impl KafkaSink {
     pub(super) async fn open(name: Arc<str>, settings: &KafkaSettings) -> Result<Self, SinkError> {
         let ours = settings.clone();
         let opened = tokio::task::spawn_blocking(move || {
-            let client: BaseConsumer<DefaultConsumerContext> =
-                ours.config_with_properties().create().map_err(|error| trouble(&ours.topic, &error))?;
-            require_topic(&client, &ours.topic)?;
+            refusals::look(&refusals::asking(&ours)?, &ours.topic)?;
             ours.producer_config().create().map_err(|error| trouble(&ours.topic, &error))
         });
         let opened = opened.await.map_err(|error| SinkError::Unavailable(error.to_string()))?;
