@@ -329,6 +329,46 @@ async fn a_broker_goes_away_and_comes_back_and_poison_is_put_aside() {
     assert_eq!(odd, [(Some("a".to_owned()), "{not json".to_owned())]);
 }
 
+/// Each waits two seconds for the broker. That is not long enough for the group to miss the member.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_letters_wait_together_for_a_broker_that_is_away() {
+    let cluster = MockCluster::new(1).expect("a cluster");
+    let topic = Topic::new(&cluster, &cluster.bootstrap_servers(), 1);
+    publish(&topic, &["a", "b"], 0..15).await;
+    let mut settings = topic.settings();
+    for (name, value) in [("message.timeout.ms", "2000"), ("session.timeout.ms", "60000")] {
+        settings.properties.insert(name.to_owned(), value.to_owned());
+    }
+    let source = settings.join("orders").await.expect("a member");
+    let held = gather(&source, 30).await;
+    let letters = || -> Vec<_> {
+        let letter =
+            |it: &Delivery| (it.receipt.clone(), Disposal::DeadLetter { reason: "poison".to_owned() });
+        held.iter().map(letter).collect()
+    };
+    cluster.broker_down(1).expect("down");
+    let settled = tokio::time::timeout(Duration::from_secs(20), source.settle(letters())).await;
+    let settled = settled.expect("not one after the other");
+    assert!(matches!(settled, Err(SourceError::Unavailable(_))), "{settled:?}");
+    cluster.broker_up(1).expect("up");
+    let settled = tokio::time::timeout(PATIENCE, async {
+        loop {
+            match source.settle(letters()).await {
+                Ok(settled) => return settled,
+                Err(error) => assert!(matches!(error, SourceError::Unavailable(_)), "{error}"),
+            }
+        }
+    });
+    assert_eq!(settled.await.expect("it is back"), vec![Settled::Settled; 30]);
+    source.close().await;
+    let dead = tokio::task::block_in_place(|| topic.read(&topic.dead_letters()));
+    for group in ["a", "b"] {
+        let kept: Vec<String> =
+            dead.iter().filter(|it| it.0.as_deref() == Some(group)).map(|it| it.1.clone()).collect();
+        assert_eq!(kept, (0..15).map(|number| text(group, number)).collect::<Vec<_>>());
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stuck_key_stops_its_partition_at_the_window_and_no_earlier() {
     let cluster = MockCluster::new(1).expect("a cluster");

@@ -25,7 +25,7 @@ use std::thread;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, join_all};
 use rdkafka::ClientContext;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext, Rebalance};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
@@ -286,23 +286,15 @@ impl Drop for Member {
 impl Member {
     async fn settle(&self, disposals: Vec<(Receipt, Disposal)>) -> Result<Vec<Settled>, SourceError> {
         let (mut fates, letters, failures) = self.shared.begin(&disposals)?;
+        // Together: while the broker is away, each takes all the time that it has.
+        let kept = join_all(letters.iter().map(async |(place, named, record)| {
+            let sent = self.letters.keep(record, &disposals[*place].1, *named).await;
+            (*place, self.shared.kept(*named, &sent), sent.err())
+        }));
         let mut failure = None;
-        for (place, named, record) in letters {
-            let sent = self.letters.keep(&record, &disposals[place].1, named).await;
-            let mut state = self.shared.lock();
-            let partition = state.partitions.get_mut(&named.partition).filter(|it| it.tag == named.tag);
-            fates[place] = match (partition, &sent) {
-                (None, _) => Fate::Stale,
-                (Some(partition), Ok(())) => {
-                    partition.finish(named);
-                    Fate::Finished(named)
-                }
-                (Some(partition), Err(_)) => {
-                    partition.abandon(named);
-                    Fate::Stale
-                }
-            };
-            failure = sent.err().or(failure);
+        for (place, fate, error) in kept.await {
+            fates[place] = fate;
+            failure = failure.or(error);
         }
         if let Some(error) = failure {
             self.shared.want_commit();
@@ -508,6 +500,22 @@ impl Shared {
         drop(state);
         self.tell_all();
         Ok((fates, letters, failures))
+    }
+
+    /// The copy of a letter was sent, or could not be.
+    fn kept(&self, named: Named, sent: &Result<(), SourceError>) -> Fate {
+        let mut state = self.lock();
+        match (state.at(named), sent) {
+            (None, _) => Fate::Stale,
+            (Some(partition), Ok(())) => {
+                partition.finish(named);
+                Fate::Finished(named)
+            }
+            (Some(partition), Err(_)) => {
+                partition.abandon(named);
+                Fate::Stale
+            }
+        }
     }
 
     fn want_commit(&self) {
