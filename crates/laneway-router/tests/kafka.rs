@@ -12,11 +12,12 @@ use std::time::Duration;
 
 use broker::{PATIENCE, Witness, of_the_guide, router, text};
 use cluster::Topic;
-use laneway_router::source::broker::{Broker, Examination, Level, Role};
+use laneway_router::source::broker::{Broker, Configured, Examination, Level, Role};
 use laneway_router::source::kafka::{Begin, KafkaSettings, KafkaSource};
 use laneway_router::source::sink::{Outgoing, Published, SinkError};
-use laneway_router::source::{Delivery, Disposal, Settled, Source, SourceError, Wants};
+use laneway_router::source::{Delivery, Disposal, Receipt, Settled, Source, SourceError, Wants};
 use rdkafka::mocking::MockCluster;
+use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 use tokio::sync::Notify;
 
 const LEASE: Duration = Duration::from_secs(60);
@@ -179,6 +180,61 @@ async fn members_come_and_go_and_nothing_is_repeated_or_out_of_order() {
     assert_eq!(repeats, 0, "partitions are handed over with what is finished");
 }
 
+/// The time for the hand-over is longer than the patience of this test: it is over as soon as nothing is out, because nothing begins any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_has_not_begun_when_its_partition_is_to_go_is_not_begun_and_goes_back() {
+    let cluster = MockCluster::new(1).expect("a cluster");
+    let topic = Topic::new(&cluster, &cluster.bootstrap_servers(), 2);
+    publish(&topic, &["a", "b", "c", "d", "e", "f"], 0..3).await;
+    let settings = KafkaSettings { drain: 2 * PATIENCE, ..topic.settings() };
+    let one = settings.join("one").await.expect("a member");
+    let held = gather(&one, 18).await;
+    let receipts: Vec<Receipt> = held.iter().map(|it| it.receipt.clone()).collect();
+    let losses = || one.losses(tokio::time::Instant::now());
+    let good = || one.are_good(&receipts, tokio::time::Instant::now());
+    assert_eq!((losses(), good()), (0, vec![true; 18]));
+    let two = settings.join("two").await.expect("a member");
+    let told = async {
+        while losses() == 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await; // paced: as pools look, before each attempt
+        }
+    };
+    tokio::time::timeout(PATIENCE, told).await.expect("whoever is about to begin is told");
+    let (going, staying): (Vec<_>, Vec<_>) = held.iter().zip(good()).partition(|(_, is_good)| !is_good);
+    let partitions = |of: &[(&Delivery, bool)]| of.iter().map(|(it, _)| it.id >> 48).collect::<BTreeSet<_>>();
+    assert_eq!((partitions(&going).len(), partitions(&staying).len()), (1, 1), "one of two is to go");
+    assert_eq!((one.partitions().len(), two.partitions().len()), (2, 0), "it waits for what is out");
+    let receipts = going.iter().map(|(it, _)| it.receipt.clone()).collect::<Vec<_>>();
+    let extended = one.extend(receipts.clone(), LEASE).await.expect("extended");
+    assert_eq!(extended, vec![Settled::Settled; going.len()], "what is under way may finish");
+    let back = |receipt| (receipt, Disposal::GiveBack { delay: Duration::ZERO });
+    let settled = one.settle(receipts.into_iter().map(back).collect()).await.expect("settled");
+    assert_eq!(settled, vec![Settled::Settled; going.len()]);
+    balanced(&[(&one, 1), (&two, 1)]).await;
+    let ids = |of: Vec<&Delivery>| of.into_iter().map(|it| it.id).collect::<BTreeSet<u64>>();
+    let again = gather(&two, going.len()).await;
+    assert_eq!(ids(again.iter().collect()), ids(going.iter().map(|(it, _)| *it).collect()));
+    let kept = done(&one, staying.iter().map(|(it, _)| *it)).await;
+    assert_eq!(kept, vec![Settled::Settled; staying.len()]);
+    done(&two, &again).await;
+    one.close().await;
+    two.close().await;
+}
+
+/// The router pauses after a failure; here there is none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_while_the_group_shares_its_partitions_anew_is_tried_until_it_has() {
+    let cluster = MockCluster::new(1).expect("a cluster");
+    let topic = Topic::new(&cluster, &cluster.bootstrap_servers(), 1);
+    publish(&topic, &["a"], 0..2).await;
+    let source = topic.settings().join("orders").await.expect("a member");
+    let held = gather(&source, 2).await;
+    let between = RDKafkaRespErr::RD_KAFKA_RESP_ERR_REBALANCE_IN_PROGRESS;
+    cluster.request_errors(RDKafkaApiKey::OffsetCommit, &[between; 3]);
+    assert_eq!(done(&source, &held).await, [Settled::Settled; 2]);
+    source.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_held_of_a_partition_that_has_gone_is_stale() {
     let cluster = MockCluster::new(1).expect("a cluster");
@@ -273,6 +329,46 @@ async fn a_broker_goes_away_and_comes_back_and_poison_is_put_aside() {
     assert_eq!(odd, [(Some("a".to_owned()), "{not json".to_owned())]);
 }
 
+/// Each waits two seconds for the broker. That is not long enough for the group to miss the member.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_letters_wait_together_for_a_broker_that_is_away() {
+    let cluster = MockCluster::new(1).expect("a cluster");
+    let topic = Topic::new(&cluster, &cluster.bootstrap_servers(), 1);
+    publish(&topic, &["a", "b"], 0..15).await;
+    let mut settings = topic.settings();
+    for (name, value) in [("message.timeout.ms", "2000"), ("session.timeout.ms", "60000")] {
+        settings.properties.insert(name.to_owned(), value.to_owned());
+    }
+    let source = settings.join("orders").await.expect("a member");
+    let held = gather(&source, 30).await;
+    let letters = || -> Vec<_> {
+        let letter =
+            |it: &Delivery| (it.receipt.clone(), Disposal::DeadLetter { reason: "poison".to_owned() });
+        held.iter().map(letter).collect()
+    };
+    cluster.broker_down(1).expect("down");
+    let settled = tokio::time::timeout(Duration::from_secs(20), source.settle(letters())).await;
+    let settled = settled.expect("not one after the other");
+    assert!(matches!(settled, Err(SourceError::Unavailable(_))), "{settled:?}");
+    cluster.broker_up(1).expect("up");
+    let settled = tokio::time::timeout(PATIENCE, async {
+        loop {
+            match source.settle(letters()).await {
+                Ok(settled) => return settled,
+                Err(error) => assert!(matches!(error, SourceError::Unavailable(_)), "{error}"),
+            }
+        }
+    });
+    assert_eq!(settled.await.expect("it is back"), vec![Settled::Settled; 30]);
+    source.close().await;
+    let dead = tokio::task::block_in_place(|| topic.read(&topic.dead_letters()));
+    for group in ["a", "b"] {
+        let kept: Vec<String> =
+            dead.iter().filter(|it| it.0.as_deref() == Some(group)).map(|it| it.1.clone()).collect();
+        assert_eq!(kept, (0..15).map(|number| text(group, number)).collect::<Vec<_>>());
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stuck_key_stops_its_partition_at_the_window_and_no_earlier() {
     let cluster = MockCluster::new(1).expect("a cluster");
@@ -365,6 +461,82 @@ async fn missing_topics_and_absent_brokers_are_told_and_the_doctor_sees_them() {
         matches!(&error, SourceError::Broken(text) if text.contains("no.such.property") && !text.contains("hush")),
         "{error}"
     );
+}
+
+/// Claims until a refusal is told; what it says.
+async fn refused(source: &Configured) -> String {
+    let wants = Wants { most: 10, wait: Duration::from_secs(10), lease: LEASE };
+    let refused = async {
+        loop {
+            match source.claim(wants).await {
+                Err(SourceError::Broken(said)) => return said,
+                Err(SourceError::Unavailable(_)) => {}
+                claimed => assert_eq!(claimed.expect("a claim").len(), 0, "nothing may be read"),
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, refused).await.expect("somebody says so")
+}
+
+/// Claims so many, as a router does that is told of trouble, and finishes them.
+async fn finish(source: &Configured, count: usize) {
+    let finish = async {
+        let mut left = count;
+        while left > 0 {
+            let claimed =
+                source.claim(Wants { most: left, wait: Duration::from_secs(10), lease: LEASE }).await;
+            let Ok(held) = claimed else {
+                tokio::time::sleep(Duration::from_millis(100)).await; // paced: before it asks again
+                continue;
+            };
+            left -= held.len();
+            let disposals = held.iter().map(|it| (it.receipt.clone(), Disposal::Done)).collect();
+            let settled = source.settle(disposals).await.expect("settled");
+            assert!(settled.iter().all(|it| *it == Settled::Settled), "{settled:?}");
+        }
+    };
+    tokio::time::timeout(PATIENCE, finish).await.expect("they may be read");
+}
+
+/// The topic may be described all the while.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_group_that_may_not_be_read_is_told_until_it_may() {
+    let refusal = RDKafkaRespErr::RD_KAFKA_RESP_ERR_GROUP_AUTHORIZATION_FAILED;
+    for question in [RDKafkaApiKey::FindCoordinator, RDKafkaApiKey::JoinGroup] {
+        let cluster = MockCluster::new(1).expect("a cluster");
+        let topic = Topic::new(&cluster, &cluster.bootstrap_servers(), 2);
+        publish(&topic, &["a"], 0..1).await;
+        cluster.request_errors(question, &[refusal; 1_000]);
+        let source = Configured::new("orders", Arc::new(topic.settings()));
+        for _ in 0..2 {
+            let said = refused(&source).await;
+            let group = topic.settings().group;
+            assert!(said.contains(&group) && said.contains("permission"), "{said}");
+        }
+        cluster.clear_request_errors(question);
+        finish(&source, 1).await;
+        source.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_topic_that_may_not_be_read_any_more_is_told_until_it_may() {
+    let cluster = MockCluster::new(1).expect("a cluster");
+    let topic = Topic::new(&cluster, &cluster.bootstrap_servers(), 1);
+    let refusal = RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED;
+    publish(&topic, &["a"], 0..3).await;
+    let source = Configured::new("orders", Arc::new(topic.settings()));
+    finish(&source, 3).await;
+    cluster.request_errors(RDKafkaApiKey::Fetch, &[refusal; 10_000]);
+    let said = refused(&source).await;
+    assert!(said.contains(&topic.name) && said.contains("permission"), "{said}");
+    cluster.clear_request_errors(RDKafkaApiKey::Fetch);
+    publish(&topic, &["a"], 3..5).await;
+    finish(&source, 2).await;
+    source.close().await;
+    cluster.topic_error(&topic.name, refusal).expect("refused");
+    let error = topic.settings().join("orders").await.expect_err("it may not even be described");
+    assert!(matches!(&error, SourceError::Broken(said) if said.contains(&topic.name)), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

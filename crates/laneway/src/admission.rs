@@ -315,6 +315,8 @@ struct Turnstile {
     told: u64,
     /// How many tickets were ever given out.
     tickets: u64,
+    /// To be used again, so that to wait allocates nothing in the steady state.
+    spare_bells: Vec<Arc<Bell>>,
     /// Whom to wake, by what they wait for and then by their tickets: those who have waited longest are first, and one that gives up leaves nothing behind.
     queues: [BTreeMap<u64, Waker>; 3],
 }
@@ -338,9 +340,18 @@ impl Wake for Room {
     }
 }
 
-/// What wakes a thread that waits in a room.
+/// What wakes a thread that waits in a room. It may ring once more for somebody who has left: who is woken looks whether its ticket was taken.
 #[derive(Debug)]
 struct Bell(Condvar);
+
+/// As many are kept for those who will wait: more than most programs have threads that submit.
+const BELLS_KEPT: usize = 64;
+
+impl Bell {
+    fn new() -> Arc<Self> {
+        Arc::new(Bell(Condvar::new()))
+    }
+}
 
 impl Wake for Bell {
     fn wake(self: Arc<Self>) {
@@ -372,8 +383,8 @@ impl Room {
 
     /// Says what is wanted; afterwards look once more, then wait. A task leaves its waker.
     pub(crate) fn enter(self: &Arc<Self>, wish: Wish, task: Option<&Waker>) -> Entered {
-        let bell = task.is_none().then(|| Arc::new(Bell(Condvar::new())));
         let mut turnstile = lock(&self.turnstile);
+        let bell = task.is_none().then(|| turnstile.spare_bells.pop().unwrap_or_else(Bell::new));
         turnstile.tickets += 1;
         let entered =
             Entered { room: self.clone(), what: wish.what, ticket: turnstile.tickets, bell, used: false };
@@ -430,17 +441,24 @@ impl Room {
 
     /// Wakes so many of each queue. Wakers are the user's code, and run without the lock.
     fn wake_first(&self, most: [u64; 3], mut turnstile: MutexGuard<'_, Turnstile>) {
+        let mut each = [For::Place, For::Reserve, For::Anything].into_iter().zip(most);
         let mut woken: Vec<Waker> = Vec::new();
-        for (what, most) in [For::Place, For::Reserve, For::Anything].into_iter().zip(most) {
+        // Mostly there is one, for whom nothing need be allocated.
+        let Some(first) = each.by_ref().find_map(|(what, most)| {
+            let first = turnstile.take(what, most.min(1)).next()?;
+            woken.extend(turnstile.take(what, most - 1));
+            Some(first)
+        }) else {
+            return;
+        };
+        for (what, most) in each {
             woken.extend(turnstile.take(what, most));
         }
-        if woken.is_empty() {
-            return;
-        }
-        self.waiting.fetch_sub(woken.len(), Ordering::AcqRel);
+        self.waiting.fetch_sub(1 + woken.len(), Ordering::AcqRel);
         // Whoever is left asked for more than there was, or came too late for it: the next place is worth a wake-up.
         self.mark.store(if turnstile.is_empty() { u64::MAX } else { 0 }, Ordering::Release);
         drop(turnstile);
+        first.wake();
         woken.into_iter().for_each(Waker::wake);
     }
 }
@@ -504,6 +522,8 @@ impl Drop for Entered {
         let next = turnstile.take(self.what, u64::from(passes_on)).next();
         let left = usize::from(own.is_some()) + usize::from(next.is_some());
         self.room.waiting.fetch_sub(left, Ordering::AcqRel);
+        let is_kept = turnstile.spare_bells.len() < BELLS_KEPT;
+        turnstile.spare_bells.extend(self.bell.take().filter(|_| is_kept));
         drop(turnstile);
         if let Some(next) = next {
             next.wake();

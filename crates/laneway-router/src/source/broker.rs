@@ -275,15 +275,27 @@ impl Configured {
         self.open.load_full().map(|open| Arc::clone(&*open)).ok_or_else(closed)
     }
 
-    /// A source that is closed without our doing is opened anew at the next claim.
-    fn unless_closed<T>(&self, answer: Result<T, SourceError>) -> Result<T, SourceError> {
+    /// A source that is closed without our doing is opened anew at the next claim. One that says so late may have been replaced already.
+    fn unless_closed<T>(
+        &self,
+        source: &Arc<dyn Source>,
+        answer: Result<T, SourceError>,
+    ) -> Result<T, SourceError> {
         if matches!(answer, Err(SourceError::Closed)) {
-            self.open.store(None);
-            self.closings.fetch_add(1, Release);
+            if let_go(&self.open, source) {
+                self.closings.fetch_add(1, Release);
+            }
             return Err(SourceError::Unavailable("the source was closed; it is opened anew".to_owned()));
         }
         answer
     }
+}
+
+/// Forgets what is open, if it is still this one.
+pub(super) fn let_go<T: ?Sized>(open: &ArcSwapOption<Arc<T>>, gone: &Arc<T>) -> bool {
+    let now = open.load();
+    let is_it = |open: &Option<Arc<Arc<T>>>| open.as_ref().is_some_and(|open| Arc::ptr_eq(&**open, gone));
+    is_it(&now) && is_it(&open.compare_and_swap(&*now, None))
 }
 
 impl Source for Configured {
@@ -314,7 +326,7 @@ impl Source for Configured {
     fn claim(&self, wants: Wants) -> BoxFuture<'_, Result<Vec<Delivery>, SourceError>> {
         async move {
             let source = self.opened().await?;
-            self.unless_closed(source.claim(wants).await)
+            self.unless_closed(&source, source.claim(wants).await)
         }
         .boxed()
     }
@@ -323,7 +335,11 @@ impl Source for Configured {
         &self,
         disposals: Vec<(Receipt, Disposal)>,
     ) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
-        async move { self.unless_closed(self.there()?.settle(disposals).await) }.boxed()
+        async move {
+            let source = self.there()?;
+            self.unless_closed(&source, source.settle(disposals).await)
+        }
+        .boxed()
     }
 
     fn extend(
@@ -331,7 +347,11 @@ impl Source for Configured {
         receipts: Vec<Receipt>,
         lease: Duration,
     ) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
-        async move { self.unless_closed(self.there()?.extend(receipts, lease).await) }.boxed()
+        async move {
+            let source = self.there()?;
+            self.unless_closed(&source, source.extend(receipts, lease).await)
+        }
+        .boxed()
     }
 
     fn losses(&self, now: Instant) -> u64 {
@@ -361,5 +381,109 @@ impl Source for Configured {
             }
         }
         .boxed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use tokio::sync::Notify;
+
+    use super::*;
+
+    const WANTS: Wants = Wants { most: 1, wait: Duration::ZERO, lease: Duration::from_secs(1) };
+
+    /// The first source of it is closed when it is asked for the first time, and says so to whoever settles only when it is told to.
+    #[derive(Debug, Default)]
+    struct Closing {
+        opened: AtomicUsize,
+        late: Arc<Notify>,
+    }
+
+    impl PartialEq for Closing {
+        fn eq(&self, _: &Self) -> bool {
+            true
+        }
+    }
+
+    struct Opened {
+        is_closed: bool,
+        late: Arc<Notify>,
+    }
+
+    impl Broker for Closing {
+        fn kind(&self) -> &'static str {
+            "closing"
+        }
+
+        fn open_source(&self, _: Arc<str>) -> BoxFuture<'_, Result<Arc<dyn Source>, SourceError>> {
+            let is_closed = self.opened.fetch_add(1, Release) == 0;
+            let opened = Opened { is_closed, late: Arc::clone(&self.late) };
+            async { Ok(Arc::new(opened) as Arc<dyn Source>) }.boxed()
+        }
+
+        fn open_sink(&self, _: Arc<str>) -> BoxFuture<'_, Result<Arc<dyn Sink>, SinkError>> {
+            unreachable!("nothing is published")
+        }
+
+        fn examine<'a>(&'a self, _: &'a Examination) -> BoxFuture<'a, Vec<Finding>> {
+            unreachable!("nobody examines it")
+        }
+    }
+
+    impl Opened {
+        fn answer<T>(&self, answer: T) -> Result<T, SourceError> {
+            if self.is_closed { Err(SourceError::Closed) } else { Ok(answer) }
+        }
+    }
+
+    impl Source for Opened {
+        fn name(&self) -> &str {
+            "orders"
+        }
+
+        fn claim(&self, _: Wants) -> BoxFuture<'_, Result<Vec<Delivery>, SourceError>> {
+            async { self.answer(Vec::new()) }.boxed()
+        }
+
+        fn settle(
+            &self,
+            disposals: Vec<(Receipt, Disposal)>,
+        ) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
+            async move {
+                self.late.notified().await;
+                self.answer(vec![Settled::Settled; disposals.len()])
+            }
+            .boxed()
+        }
+
+        fn extend(
+            &self,
+            receipts: Vec<Receipt>,
+            _: Duration,
+        ) -> BoxFuture<'_, Result<Vec<Settled>, SourceError>> {
+            async move { self.answer(vec![Settled::Settled; receipts.len()]) }.boxed()
+        }
+
+        fn depth(&self) -> BoxFuture<'_, Result<Depth, SourceError>> {
+            async { self.answer(Depth::default()) }.boxed()
+        }
+    }
+
+    #[tokio::test]
+    async fn one_that_says_late_that_it_is_closed_leaves_the_next_one_open() {
+        let broker = Arc::new(Closing::default());
+        let source = Configured::new("orders", Arc::clone(&broker) as Arc<dyn Broker>);
+        source.opened().await.expect("open");
+        let mut late = source.settle(Vec::new());
+        assert!(late.as_mut().now_or_never().is_none(), "it is not told yet");
+        assert!(matches!(source.claim(WANTS).await, Err(SourceError::Unavailable(_))), "it is closed");
+        assert!(source.claim(WANTS).await.expect("it is opened anew").is_empty());
+        let losses = source.losses(Instant::now());
+        broker.late.notify_one();
+        assert!(matches!(late.await, Err(SourceError::Unavailable(_))));
+        assert!(source.is_open() && source.claim(WANTS).await.is_ok());
+        assert_eq!((broker.opened.load(Acquire), source.losses(Instant::now())), (2, losses));
     }
 }

@@ -5,7 +5,8 @@
 //!
 //! 1. Nothing that was acknowledged to the publisher is lost.
 //! 2. Per group, first successes come in the order of publication, without a gap; where the broker itself is known to slip when its consumers go, a slip comes soon after such an event.
-//! 3. Within one instance no two calls of a group overlap, and across instances only around an event: a router that was killed or stopped, or a broker that was restarted.
+//! 3. Within one instance no two calls of a group overlap, and across instances only around an event: one of the two was killed or stopped, or the broker was restarted. What is handed over by a
+//!    router that lives, because another one has come or gone, is not in two places.
 //! 4. What was delivered again had its first success around an event that concerned the router that had it, and for each event that is no more than was in hand.
 //! 5. A router that was stopped from running, for so long that others did its work, begins nothing of that when it goes on, unless the broker forgot who had done it.
 
@@ -256,13 +257,13 @@ enum What {
 
 impl Event {
     /// Whether it explains something that one of these instances did, or left behind, at this time.
-    fn explains(&self, at: Instant, instances: &[u64], plan: &Plan) -> bool {
+    fn explains(&self, at: Instant, instances: &[u64], shares_anew: bool) -> bool {
         let concerns = match self.what {
-            What::Killed(one) | What::Stopped(one) => plan.shares_anew || instances.contains(&one),
+            What::Killed(one) | What::Stopped(one) => shares_anew || instances.contains(&one),
             What::Restarted => true,
         };
         // Whoever shares anew does so once the broker misses a member, and again for each that comes.
-        let noticed_within = if plan.shares_anew { 3 * NOTICED_WITHIN } else { NOTICED_WITHIN };
+        let noticed_within = if shares_anew { 3 * NOTICED_WITHIN } else { NOTICED_WITHIN };
         concerns && at + TOLD_WITHIN >= self.from && at <= self.until + noticed_within
     }
 
@@ -504,7 +505,11 @@ fn check(target: &Target, next: &[u64], plan: &Plan) {
     let mut copies = vec![0; seen.events.len()];
     // The nearest one: the cause comes soon after what it undoes, or soon before.
     let explanation = |at: Instant, instances: &[u64]| {
-        let all = seen.events.iter().enumerate().filter(|(_, event)| event.explains(at, instances, plan));
+        let all = seen
+            .events
+            .iter()
+            .enumerate()
+            .filter(|(_, event)| event.explains(at, instances, plan.shares_anew));
         all.min_by_key(|(_, event)| event.distance(at)).map(|(place, _)| place)
     };
     let mut slips = 0;
@@ -555,10 +560,14 @@ fn check(target: &Target, next: &[u64], plan: &Plan) {
     // Who did it may have been killed before the broker knew, or the broker before it had written that down: then it was delivered anew.
     let is_anew = |late: &&Late| {
         let mut before = seen.events.iter().filter(|it| it.from <= late.at);
-        before.any(|it| !matches!(it.what, What::Stopped(_)) && it.explains(late.done, &[late.doer], plan))
+        before.any(|it| {
+            !matches!(it.what, What::Stopped(_)) && it.explains(late.done, &[late.doer], plan.shares_anew)
+        })
     };
     violations.extend(seen.late.iter().filter(|late| !is_anew(late)).map(|late| late.what.clone()));
-    let unexplained = seen.overlaps.iter().filter(|it| explanation(it.at, &it.instances).is_none());
+    let is_explained =
+        |it: &&Overlap| seen.events.iter().any(|event| event.explains(it.at, &it.instances, false));
+    let unexplained = seen.overlaps.iter().filter(|it| !is_explained(it));
     violations.extend(unexplained.map(|it| format!("calls of a group in two places: {}", it.what)));
     let told = seen.events.iter().zip(&copies).map(|(event, count)| {
         let (from, until) = (event.from - begun, event.until - begun);

@@ -14,8 +14,8 @@ use super::source::BROKERS_OWN;
 use super::stomp::{Frame, Sender, escape};
 use super::{Settings, send_frame};
 use crate::message::MESSAGE_BYTES_MAX;
+use crate::source::cut;
 use crate::source::sink::{Outgoing, Published, Sink, SinkError};
-use crate::source::{SourceError, cut};
 
 /// Headers that mean something to STOMP or to the broker, beside those that it writes itself (`source.rs`). Of two with one name the first counts, which would be the
 /// message's: with a `receipt` of its own the answer never comes, or is another publication's; with `expires` the broker drops it; others break the connection.
@@ -89,13 +89,6 @@ impl Drop for Link {
     }
 }
 
-fn failed(error: SourceError) -> SinkError {
-    match error {
-        SourceError::Broken(what) => SinkError::Broken(what),
-        other => SinkError::Unavailable(other.to_string()),
-    }
-}
-
 impl ActiveSink {
     /// Connects.
     pub async fn open(settings: Settings, name: Arc<str>) -> Result<Self, SinkError> {
@@ -105,7 +98,7 @@ impl ActiveSink {
     }
 
     async fn connect(&self) -> Result<Link, SinkError> {
-        let (sender, mut receiver) = self.settings.connect().await.map_err(failed)?;
+        let (sender, mut receiver) = self.settings.connect().await?;
         // It subscribes to nothing, so there is no message; it ends with the connection.
         let reader = tokio::spawn(async move { while receiver.message().await.is_ok() {} });
         Ok(Link { sender, reader })
@@ -154,7 +147,7 @@ impl Sink for ActiveSink {
             // Without the lock: another batch need not wait for the answer to this one.
             if let Err(failure) = sender.ask(frames).await {
                 self.link.lock().await.take_if(|link| link.reader.id() == number);
-                return Err(failed(self.settings.explain("publish", &failure)));
+                return Err(self.settings.explain("publish", &failure).into());
             }
             Ok(answers)
         }

@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use rdkafka::admin::{AdminClient, AdminOptions, ConfigResource, ResourceSpecifier};
 use rdkafka::client::DefaultClientContext;
-use rdkafka::consumer::{BaseConsumer, DefaultConsumerContext};
 
-use super::{KafkaSettings, require_topic, trouble};
+use super::{KafkaSettings, refusals, trouble};
 use crate::source::SourceError;
 use crate::source::broker::{Examination, Finding, Role};
 
@@ -41,12 +40,12 @@ fn unreachable(error: &SourceError) -> Finding {
 }
 
 fn look(settings: &KafkaSettings, role: Role) -> Vec<Finding> {
-    let client: BaseConsumer<DefaultConsumerContext> = match settings.config_with_properties().create() {
+    let client = match refusals::asking(settings) {
         Ok(client) => client,
-        Err(error) => return vec![unreachable(&trouble(&settings.topic, &error))],
+        Err(error) => return vec![unreachable(&error)],
     };
     let mut findings = Vec::new();
-    match require_topic(&client, &settings.topic) {
+    match refusals::look(&client, &settings.topic) {
         Err(error) => return vec![unreachable(&error)],
         Ok(1) if role == Role::Source => findings.push(Finding::warning(
             format!("{} has one partition: only one router at a time reads it", settings.topic),
@@ -59,7 +58,7 @@ fn look(settings: &KafkaSettings, role: Role) -> Vec<Finding> {
     }
     if role == Role::Source {
         for topic in [settings.dead_letters(), settings.quarantine()] {
-            findings.push(match require_topic(&client, &topic) {
+            findings.push(match refusals::look(&client, &topic) {
                 Ok(_) => Finding::fine(format!("{topic} is there for what cannot be delivered")),
                 Err(error) => unreachable(&error),
             });

@@ -17,12 +17,14 @@
 //! | `partition.rs` | one partition that is ours |
 //! | `reader.rs` | the source: its threads, claims, settlements and rebalances |
 //! | `writer.rs` | the sink, and the way to the dead letters |
+//! | `refusals.rs` | what the brokers refuse beside the questions |
 //! | `examine.rs` | what `laneway doctor` asks |
 
 mod examine;
 mod offsets;
 mod partition;
 mod reader;
+mod refusals;
 mod writer;
 
 pub use reader::KafkaSource;
@@ -40,6 +42,7 @@ use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 
+use self::refusals::Refused;
 use super::broker::{Broker, Examination, Finding, Role};
 use super::sink::{Sink, SinkError};
 use super::{Source, SourceError};
@@ -277,18 +280,7 @@ fn trouble(place: &str, error: &KafkaError) -> SourceError {
         (_, Some(Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition)) => {
             no_such(place)
         }
-        (
-            _,
-            Some(
-                Code::TopicAuthorizationFailed
-                | Code::GroupAuthorizationFailed
-                | Code::ClusterAuthorizationFailed
-                | Code::SaslAuthenticationFailed
-                | Code::Authentication
-                | Code::UnsupportedSASLMechanism
-                | Code::SSL,
-            ),
-        ) => {
+        (_, Some(code)) if Refused::by(code).is_some() => {
             SourceError::Broken(format!("{place}: Kafka refuses the credentials or the permission: {error}"))
         }
         (_, Some(Code::InvalidTopic | Code::OffsetMetadataTooLarge | Code::Fatal))

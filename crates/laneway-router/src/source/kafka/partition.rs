@@ -69,7 +69,7 @@ pub(super) struct Partition {
     bytes: usize,
     /// The consumer has been told to read no more of it.
     pub(super) paused: bool,
-    /// It is about to become somebody else's: nothing more is handed out.
+    /// It is about to become somebody else's: nothing more is handed out, and nothing begins that was.
     pub(super) leaving: bool,
     /// What the broker has confirmed last.
     confirmed: Option<Commit>,

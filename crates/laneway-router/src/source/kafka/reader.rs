@@ -6,8 +6,8 @@
 //!
 //! # A rebalance
 //!
-//! 1. A partition that is about to go hands out nothing more; settlements go on.
-//! 2. What is claimed of it may finish, until it has or the time for that (`drain`) is over. Nothing is waited for when the partition is lost already.
+//! 1. A partition that is about to go hands out nothing more, and what was handed out and has not begun is not begun any more: it comes back. Settlements go on.
+//! 2. What is under way may finish, until it has or the time for that (`drain`) is over. Nothing is waited for when the partition is lost already.
 //! 3. What is finished is committed, with what is finished behind the prefix, and only then does the partition go. The next owner begins exactly there.
 //! 4. Receipts of a partition that has gone are stale, also when it comes back: every time has a tag of its own.
 //!
@@ -25,7 +25,7 @@ use std::thread;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, join_all};
 use rdkafka::ClientContext;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext, Rebalance};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
@@ -36,6 +36,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::offsets::{Commit, Skipped};
 use super::partition::{Begun, Named, Partition, Record};
+use super::refusals::Refusals;
 use super::writer::Letters;
 use super::{Begin, KafkaSettings, trouble};
 use crate::source::embedded::index::{ConsumerId, Millis};
@@ -125,8 +126,10 @@ struct Shared {
     stirred: Condvar,
     /// Held from reading what is finished until the broker has answered, so that an older commit never follows a newer one.
     committing: Mutex<()>,
-    /// How often a partition has gone of which something was claimed. Written under the lock that makes the receipts stale: who sees the number sees that, too.
+    /// How often a partition was to go, or was void, of which something was claimed. Written under the lock that says so: who sees the number sees that, too.
     losses: AtomicU64,
+    /// What the brokers refuse beside the questions. While something stands the state is suspect.
+    refusals: Refusals,
 }
 
 /// A partition that becomes ours, and what was committed last.
@@ -144,7 +147,7 @@ struct State {
     failure: Option<SourceError>,
     /// Tags of partitions that have gone with everything confirmed.
     gone: VecDeque<u64>,
-    /// The broker may be away: whoever finds nothing asks.
+    /// The broker may be away, or refuse us: whoever finds nothing asks.
     suspect: bool,
     /// We are leaving, or have left and cannot go on.
     closing: bool,
@@ -169,9 +172,9 @@ impl KafkaSource {
         let config = settings.consumer_config();
         let client: Client =
             config.create_with_context(context).map_err(|error| trouble(&settings.topic, &error))?;
-        super::require_topic(&client, &settings.topic)?;
-        super::require_topic(&client, &settings.dead_letters())?;
-        super::require_topic(&client, &settings.quarantine())?;
+        for topic in [settings.topic.clone(), settings.dead_letters(), settings.quarantine()] {
+            shared.refusals.look(&client, &topic)?;
+        }
         let letters = Letters::new(settings)?;
         client.subscribe(&[&settings.topic]).map_err(|error| trouble(&settings.topic, &error))?;
         let client = Arc::new(client);
@@ -283,23 +286,15 @@ impl Drop for Member {
 impl Member {
     async fn settle(&self, disposals: Vec<(Receipt, Disposal)>) -> Result<Vec<Settled>, SourceError> {
         let (mut fates, letters, failures) = self.shared.begin(&disposals)?;
+        // Together: while the broker is away, each takes all the time that it has.
+        let kept = join_all(letters.iter().map(async |(place, named, record)| {
+            let sent = self.letters.keep(record, &disposals[*place].1, *named).await;
+            (*place, self.shared.kept(*named, &sent), sent.err())
+        }));
         let mut failure = None;
-        for (place, named, record) in letters {
-            let sent = self.letters.keep(&record, &disposals[place].1, named).await;
-            let mut state = self.shared.lock();
-            let partition = state.partitions.get_mut(&named.partition).filter(|it| it.tag == named.tag);
-            fates[place] = match (partition, &sent) {
-                (None, _) => Fate::Stale,
-                (Some(partition), Ok(())) => {
-                    partition.finish(named);
-                    Fate::Finished(named)
-                }
-                (Some(partition), Err(_)) => {
-                    partition.abandon(named);
-                    Fate::Stale
-                }
-            };
-            failure = sent.err().or(failure);
+        for (place, fate, error) in kept.await {
+            fates[place] = fate;
+            failure = failure.or(error);
         }
         if let Some(error) = failure {
             self.shared.want_commit();
@@ -308,16 +303,17 @@ impl Member {
         self.shared.confirmed(fates, failures).await
     }
 
-    /// Whether the broker is there, for whoever found nothing and has reason to doubt it.
+    /// Whether the broker is there, and refuses nothing, for whoever found nothing and has reason to doubt it.
     async fn probe(&self) -> Result<(), SourceError> {
         let client = Arc::clone(&self.client);
         let topic = self.shared.topic.clone();
         let probed = tokio::task::spawn_blocking(move || super::require_topic(&client, &topic).map(drop));
         let probed = probed.await.map_err(|error| SourceError::Unavailable(error.to_string()))?;
-        if probed.is_ok() {
-            self.shared.lock().suspect = false;
-        }
-        probed
+        // Under the lock: what is refused from now on makes it suspect again.
+        let mut state = self.shared.lock();
+        let judged = self.shared.refusals.judge(probed);
+        state.suspect &= judged.is_err();
+        judged
     }
 
     async fn depth(&self) -> Result<Depth, SourceError> {
@@ -391,6 +387,7 @@ impl Shared {
             stirred: Condvar::new(),
             committing: Mutex::default(),
             losses: AtomicU64::new(0),
+            refusals: Refusals::new(settings),
         }
     }
 
@@ -461,10 +458,11 @@ impl Shared {
         Ok(extended)
     }
 
+    /// Which may begin: those of partitions that are ours, and are to stay so.
     fn are_good(&self, receipts: &[Receipt]) -> Vec<bool> {
         let mut state = self.lock();
-        let is_ours = |receipt| Named::by(receipt).is_some_and(|named| state.at(named).is_some());
-        receipts.iter().map(is_ours).collect()
+        let mut stays = |named| state.at(named).is_some_and(|partition| !partition.leaving);
+        receipts.iter().map(|receipt| Named::by(receipt).is_some_and(&mut stays)).collect()
     }
 
     fn begin(&self, disposals: &[(Receipt, Disposal)]) -> Result<Beginning, SourceError> {
@@ -502,6 +500,22 @@ impl Shared {
         drop(state);
         self.tell_all();
         Ok((fates, letters, failures))
+    }
+
+    /// The copy of a letter was sent, or could not be.
+    fn kept(&self, named: Named, sent: &Result<(), SourceError>) -> Fate {
+        let mut state = self.lock();
+        match (state.at(named), sent) {
+            (None, _) => Fate::Stale,
+            (Some(partition), Ok(())) => {
+                partition.finish(named);
+                Fate::Finished(named)
+            }
+            (Some(partition), Err(_)) => {
+                partition.abandon(named);
+                Fate::Stale
+            }
+        }
     }
 
     fn want_commit(&self) {
@@ -564,7 +578,7 @@ impl Shared {
         let group = key.as_deref().filter(|key| !key.is_empty()).map(group_of);
         let record = Record { key, group, text: message.payload().unwrap_or_default().into() };
         let mut state = self.lock();
-        state.suspect = false;
+        self.trust(&mut state);
         // Of a partition that has gone a moment ago: its new owner reads it.
         let Some(partition) = state.partitions.get_mut(&message.partition()) else { return };
         let tag = partition.tag;
@@ -575,6 +589,13 @@ impl Shared {
         if is_new {
             drop(state);
             self.changed.notify_waiters();
+        }
+    }
+
+    /// The broker is there, and gives us partitions or records.
+    fn trust(&self, state: &mut State) {
+        if std::mem::take(&mut state.suspect) {
+            self.refusals.over();
         }
     }
 
@@ -642,7 +663,7 @@ impl Shared {
         }
         let outcome = match list.count() {
             0 => Ok(()),
-            _ => client.commit(&list, CommitMode::Sync).map_err(|error| trouble(&self.topic, &error)),
+            _ => client.commit(&list, CommitMode::Sync),
         };
         let mut state = self.lock();
         match &outcome {
@@ -653,15 +674,17 @@ impl Shared {
                     }
                 }
             }
+            // It is tried again soon, and whoever waits for it goes on: the router would pause after a failure, and the hand-over waits for what it settles next.
+            Err(error) if is_between_shares(error) => state.wanted = true,
             Err(error) => {
                 state.failures += 1;
-                state.failure = Some(error.clone());
+                state.failure = Some(trouble(&self.topic, error));
                 state.suspect = true;
             }
         }
         drop(state);
         self.tell_all();
-        outcome
+        outcome.map_err(|error| trouble(&self.topic, &error))
     }
 
     /// The way out of partitions; see the head of this file.
@@ -669,13 +692,16 @@ impl Shared {
         {
             let mut state = self.lock();
             let is_leaving = |number: &i32| numbers.contains(number);
+            let out = |(number, it): (&i32, &Partition)| if is_leaving(number) { it.out() } else { 0 };
             for (number, partition) in &mut state.partitions {
                 partition.leaving |= is_leaving(number);
+            }
+            if state.partitions.iter().map(out).sum::<usize>() > 0 {
+                self.losses.fetch_add(1, SeqCst);
             }
             let deadline = std::time::Instant::now() + self.drain;
             // Who closes has settled what could be settled.
             while !is_lost && !state.closing {
-                let out = |(number, it): (&i32, &Partition)| if is_leaving(number) { it.out() } else { 0 };
                 let left = deadline.saturating_duration_since(std::time::Instant::now());
                 if left.is_zero() || state.partitions.iter().map(out).sum::<usize>() == 0 {
                     break;
@@ -689,9 +715,6 @@ impl Shared {
         let mut state = self.lock();
         for number in numbers {
             let Some(partition) = state.partitions.remove(number) else { continue };
-            if partition.out() > 0 {
-                self.losses.fetch_add(1, SeqCst);
-            }
             if is_confirmed && partition.is_all_confirmed() {
                 state.gone.push_back(partition.tag);
             }
@@ -754,6 +777,7 @@ impl Shared {
             thread::sleep(LOADING_PAUSE);
         };
         let mut state = self.lock();
+        self.trust(&mut state);
         for (number, commit) in commits {
             state.partitions.insert(number, Partition::new(number, commit.as_ref()));
         }
@@ -794,6 +818,13 @@ fn group_of(key: &[u8]) -> Arc<str> {
     }
 }
 
+/// Whether a commit was refused only because the group is just sharing its partitions anew, or has done so without us.
+fn is_between_shares(error: &KafkaError) -> bool {
+    use RDKafkaErrorCode as Code;
+    let code = error.rdkafka_error_code();
+    matches!(code, Some(Code::RebalanceInProgress | Code::IllegalGeneration | Code::UnknownMemberId))
+}
+
 /// These partitions of a topic.
 fn listed(topic: &str, numbers: &[i32]) -> TopicPartitionList {
     let mut list = TopicPartitionList::new();
@@ -827,17 +858,14 @@ pub(super) struct Context {
 }
 
 impl ClientContext for Context {
-    fn error(&self, error: KafkaError, _reason: &str) {
+    fn error(&self, error: KafkaError, reason: &str) {
+        self.shared.refusals.note(&error, reason);
         let mut state = self.shared.lock();
         state.suspect = true;
-        state.closing |= is_fatal(&error);
+        state.closing |= error.rdkafka_error_code() == Some(RDKafkaErrorCode::Fatal);
         drop(state);
         self.shared.tell_all();
     }
-}
-
-fn is_fatal(error: &KafkaError) -> bool {
-    error.rdkafka_error_code() == Some(RDKafkaErrorCode::Fatal)
 }
 
 impl ConsumerContext for Context {
@@ -851,7 +879,7 @@ impl ConsumerContext for Context {
             Rebalance::Revoke(list) => {
                 self.shared.leave(client, &numbers(list), client.assignment_lost());
             }
-            Rebalance::Error(_) => self.shared.lock().suspect = true,
+            Rebalance::Error(error) => self.error(error.clone(), "the partitions could not be shared"),
         }
     }
 }
@@ -883,13 +911,14 @@ fn poll(shared: &Shared, client: &Client) {
         for at_once in 0..TOGETHER {
             match client.poll(if at_once == 0 { POLL } else { Duration::ZERO }) {
                 Some(Ok(message)) => shared.arrive(&message),
-                Some(Err(error)) => {
-                    let mut state = shared.lock();
-                    state.suspect = true;
-                    state.closing |= is_fatal(&error);
-                }
+                // The context has heard of it.
+                Some(Err(_)) => {}
                 None => break,
             }
+        }
+        if shared.refusals.is_silent() {
+            // Whoever opens us anew joins anew, and hears what is so now.
+            shared.begin_close();
         }
         let (pause, resume) = shared.turns();
         // A partition that has just gone cannot be paused; nothing comes of it any more either.

@@ -1,10 +1,8 @@
 //! Publishing: the sink, and the way to the dead letters.
 //!
 //! The group is the key, so a group is in one partition of the topic. Librdkafka keeps the order of what it is given and repeats nothing (`enable.idempotence`), but what it
-//! gives up on after its time it lets the next ones pass. So a message goes when the one before it of its group has been taken; groups do not wait for each other's
-//! answers, only for the round that they are in.
+//! gives up on after its time it lets the next ones pass. So a message goes when the one before it of its group has been taken.
 
-use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,15 +10,14 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use rdkafka::ClientConfig;
-use rdkafka::consumer::{BaseConsumer, DefaultConsumerContext};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord, Producer};
 use rdkafka::util::Timeout;
 
 use super::partition::{Named, Record};
-use super::{KafkaSettings, require_topic, trouble};
-use crate::source::sink::{Outgoing, Published, Sink, SinkError};
+use super::{KafkaSettings, refusals, trouble};
+use crate::source::sink::{Outgoing, Published, Sink, SinkError, one_by_one};
 use crate::source::{Disposal, SourceError, cut};
 
 /// How long a record may wait for a place in front of the producer, which holds 100,000.
@@ -146,38 +143,14 @@ impl KafkaSink {
     pub(super) async fn open(name: Arc<str>, settings: &KafkaSettings) -> Result<Self, SinkError> {
         let ours = settings.clone();
         let opened = tokio::task::spawn_blocking(move || {
-            let client: BaseConsumer<DefaultConsumerContext> =
-                ours.config_with_properties().create().map_err(|error| trouble(&ours.topic, &error))?;
-            require_topic(&client, &ours.topic)?;
+            refusals::look(&refusals::asking(&ours)?, &ours.topic)?;
             ours.producer_config().create().map_err(|error| trouble(&ours.topic, &error))
         });
         let opened = opened.await.map_err(|error| SinkError::Unavailable(error.to_string()))?;
-        let producer = opened.map_err(|error| match error {
-            SourceError::Broken(text) => SinkError::Broken(text),
-            other => SinkError::Unavailable(other.to_string()),
-        })?;
-        Ok(KafkaSink { name, topic: settings.topic.clone(), producer })
+        Ok(KafkaSink { name, topic: settings.topic.clone(), producer: opened? })
     }
 
-    async fn publish_in_order(&self, batch: Vec<Outgoing>) -> Result<Vec<Published>, SinkError> {
-        let mut answers: Vec<Option<Published>> = vec![None; batch.len()];
-        let mut waiting: Vec<(usize, Outgoing)> = batch.into_iter().enumerate().collect();
-        while !waiting.is_empty() {
-            let mut seen: HashSet<Arc<str>> = HashSet::new();
-            let is_first =
-                |(_, it): &(usize, Outgoing)| it.group.clone().is_none_or(|group| seen.insert(group));
-            let (round, later): (Vec<_>, Vec<_>) = waiting.into_iter().partition(is_first);
-            waiting = later;
-            let sent = round.iter().map(|(_, outgoing)| self.publish_one(outgoing));
-            let sent = futures_util::future::join_all(sent).await;
-            for ((place, _), published) in round.iter().zip(sent) {
-                answers[*place] = Some(published?);
-            }
-        }
-        Ok(answers.into_iter().map(|answer| answer.expect("every message was sent")).collect())
-    }
-
-    async fn publish_one(&self, outgoing: &Outgoing) -> Result<Published, SinkError> {
+    async fn publish_one(&self, outgoing: Outgoing) -> Result<Published, SinkError> {
         let mut headers = OwnedHeaders::new().insert(Header { key: ID, value: Some(&outgoing.id) });
         for (name, value) in &outgoing.headers {
             headers = headers.insert(Header { key: name, value: Some(value) });
@@ -194,10 +167,7 @@ impl KafkaSink {
                 Ok(Published::Accepted { sequence: Some(sequence), duplicate: false })
             }
             Err((error, _)) if is_content(&error) => Ok(Published::Refused { reason: error.to_string() }),
-            Err((error, _)) => Err(match trouble(&self.topic, &error) {
-                SourceError::Broken(text) => SinkError::Broken(text),
-                other => SinkError::Unavailable(other.to_string()),
-            }),
+            Err((error, _)) => Err(trouble(&self.topic, &error).into()),
         }
     }
 }
@@ -208,7 +178,7 @@ impl Sink for KafkaSink {
     }
 
     fn publish(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Published>, SinkError>> {
-        self.publish_in_order(batch).boxed()
+        one_by_one(batch, |outgoing| outgoing.group.clone(), |outgoing| self.publish_one(outgoing)).boxed()
     }
 }
 

@@ -1,20 +1,19 @@
 //! Publishing to a stream: the group picks the partition, and the server's answer is waited for.
 //!
-//! Of one group there is one message under way at a time. A server may refuse one message and take the next, and a connection that breaks may lose one and carry
-//! the next; with the answer of each before the next is sent, neither can change the order. Groups do not wait for each other.
+//! Those without a group are in order as those of a group are: whoever reads them may want that (`ungrouped = serial`).
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_nats::HeaderMap;
 use async_nats::header::NATS_MESSAGE_ID;
 use async_nats::jetstream::context::{PublishError, PublishErrorKind};
 use async_nats::jetstream::{self, ErrorCode};
-use futures_util::future::{BoxFuture, join_all};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::{Failure, GROUP, Refusals, Settings, number_of, partition_of};
-use crate::source::sink::{Outgoing, Published, Sink, SinkError};
+use crate::source::sink::{Outgoing, Published, Sink, SinkError, one_by_one};
 
 /// Streams to publish to, one for each partition.
 pub(super) struct NatsSink {
@@ -32,13 +31,13 @@ impl NatsSink {
         Ok(NatsSink { name, context, refusals, settings, partitions: found.len() })
     }
 
-    async fn publish_one(&self, message: &Outgoing) -> Result<Published, SinkError> {
+    async fn publish_one(&self, message: Outgoing) -> Result<Published, SinkError> {
         if let Some(name) = message.headers.keys().find(|name| is_servers(name)) {
             let reason = format!("header `{name}` means something to NATS, and is not for messages to set");
             return Ok(Published::Refused { reason });
         }
         let number = partition_of(message.group.as_deref(), self.partitions);
-        let headers = headers(message);
+        let headers = headers(&message);
         let text = bytes::Bytes::copy_from_slice(&message.text);
         let subject = self.settings.partition_subject(number);
         let sent = self.context.publish_with_headers(subject, headers, text).await;
@@ -53,18 +52,6 @@ impl NatsSink {
             }
             Err(error) => refusal(&error).map_err(|failure| self.refusals.explain(failure).into()),
         }
-    }
-
-    /// The messages of one group, one after the other.
-    async fn publish_group(
-        &self,
-        messages: Vec<(usize, Outgoing)>,
-    ) -> Result<Vec<(usize, Published)>, SinkError> {
-        let mut answers = Vec::with_capacity(messages.len());
-        for (place, message) in messages {
-            answers.push((place, self.publish_one(&message).await?));
-        }
-        Ok(answers)
     }
 }
 
@@ -116,20 +103,7 @@ impl Sink for NatsSink {
     }
 
     fn publish(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Published>, SinkError>> {
-        Box::pin(async move {
-            let count = batch.len();
-            let mut groups: BTreeMap<Option<Arc<str>>, Vec<(usize, Outgoing)>> = BTreeMap::new();
-            for (place, message) in batch.into_iter().enumerate() {
-                groups.entry(message.group.clone()).or_default().push((place, message));
-            }
-            let publishing = groups.into_values().map(|messages| self.publish_group(messages));
-            let mut answers = BTreeMap::new();
-            for published in join_all(publishing).await {
-                answers.extend(published?);
-            }
-            debug_assert_eq!(answers.len(), count);
-            Ok(answers.into_values().collect())
-        })
+        one_by_one(batch, |message| Some(message.group.clone()), |message| self.publish_one(message)).boxed()
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

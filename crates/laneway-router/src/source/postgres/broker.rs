@@ -87,7 +87,7 @@ impl Broker for Settings {
     fn open_sink(&self, name: Arc<str>) -> BoxFuture<'_, Result<Arc<dyn Sink>, SinkError>> {
         async move {
             let queue = self.opened(&name, Role::Sink).map_err(SinkError::Broken)?;
-            queue.set_up().await.map_err(sink_error)?;
+            queue.set_up().await?;
             Ok(Arc::new(PostgresSink { queue }) as Arc<dyn Sink>)
         }
         .boxed()
@@ -264,16 +264,8 @@ fn publication(outgoing: Outgoing) -> Publication {
 
 fn publish_error(error: PublishError) -> SinkError {
     match error.refusal {
-        crate::source::embedded::Refusal::Failed(error) => sink_error(error),
+        crate::source::embedded::Refusal::Failed(error) => error.into(),
         other => SinkError::Broken(other.to_string()),
-    }
-}
-
-fn sink_error(error: SourceError) -> SinkError {
-    match error {
-        SourceError::Unavailable(text) => SinkError::Unavailable(text),
-        SourceError::Broken(text) => SinkError::Broken(text),
-        SourceError::Closed => SinkError::Unavailable(SourceError::Closed.to_string()),
     }
 }
 

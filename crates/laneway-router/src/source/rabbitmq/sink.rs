@@ -1,9 +1,8 @@
 //! Publishing to RabbitMQ: every message is confirmed, and those of a group one after the other.
 //!
-//! Batches come from `laneway send --to` and from the mediator of sinks. A message of a group is published when the one before it is confirmed: a
-//! broker may refuse one message and take the next, and nothing could put them right afterwards. Groups are published side by side.
+//! Batches come from `laneway send --to` and from the mediator of sinks. A message of a group is published when the one before it is confirmed.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use futures_util::FutureExt;
@@ -15,8 +14,8 @@ use super::link::{Publisher, To, prepare};
 use super::{AMQP_NAME_BYTES_MAX, Settings};
 use crate::message::MESSAGE_BYTES_MAX;
 use crate::source::broker::Role;
-use crate::source::sink::{Outgoing, Published, Sink, SinkError};
-use crate::source::{SourceError, cut};
+use crate::source::cut;
+use crate::source::sink::{Outgoing, Published, Sink, SinkError, one_by_one};
 
 /// A queue, or the partitions of one, to publish to.
 pub struct RabbitSink {
@@ -24,20 +23,25 @@ pub struct RabbitSink {
     publisher: Publisher,
 }
 
-fn failed(error: SourceError) -> SinkError {
-    match error {
-        SourceError::Broken(what) => SinkError::Broken(what),
-        other => SinkError::Unavailable(other.to_string()),
-    }
-}
-
 impl RabbitSink {
     /// Connects, and sees that the queue is there.
     pub async fn open(settings: Settings, name: Arc<str>) -> Result<Self, SinkError> {
         let publisher = Publisher::new(Arc::new(settings));
-        let link = publisher.link().await.map_err(failed)?;
-        prepare(&publisher.settings, &link.connection, Role::Sink).await.map_err(failed)?;
+        let link = publisher.link().await?;
+        prepare(&publisher.settings, &link.connection, Role::Sink).await?;
         Ok(RabbitSink { name, publisher })
+    }
+
+    async fn publish_one(&self, outgoing: Outgoing) -> Result<Published, SinkError> {
+        if let Some(reason) = refused(&outgoing) {
+            return Ok(Published::Refused { reason });
+        }
+        // Without a group nothing is ordered, and the beginning of the id is as good as all of it.
+        let alone = || cut(&outgoing.id, AMQP_NAME_BYTES_MAX);
+        let group = outgoing.group.as_deref().unwrap_or_else(alone);
+        let message = (To::Queue { group }, self.properties(&outgoing), Arc::clone(&outgoing.text));
+        self.publisher.publish(vec![message]).await?;
+        Ok(Published::Accepted { sequence: None, duplicate: false })
     }
 
     fn properties(&self, outgoing: &Outgoing) -> BasicProperties {
@@ -55,13 +59,6 @@ impl RabbitSink {
             false => properties.with_message_id(outgoing.id.as_str().into()),
         }
     }
-}
-
-/// The places of the messages that can be published together: the first of each group, and all without one.
-fn wave(batch: &[Outgoing], rest: Vec<usize>) -> (Vec<usize>, Vec<usize>) {
-    let mut seen = HashSet::new();
-    rest.into_iter()
-        .partition(|place| batch[*place].group.as_ref().is_none_or(|group| seen.insert(Arc::clone(group))))
 }
 
 /// The broker sends copies of a message to the queues that these name, and ends the channel where they name none.
@@ -114,30 +111,7 @@ impl Sink for RabbitSink {
     }
 
     fn publish(&self, batch: Vec<Outgoing>) -> BoxFuture<'_, Result<Vec<Published>, SinkError>> {
-        async move {
-            let mut answers = vec![Published::Accepted { sequence: None, duplicate: false }; batch.len()];
-            let mut rest = Vec::with_capacity(batch.len());
-            for (place, outgoing) in batch.iter().enumerate() {
-                match refused(outgoing) {
-                    Some(reason) => answers[place] = Published::Refused { reason },
-                    None => rest.push(place),
-                }
-            }
-            while !rest.is_empty() {
-                let (now, later) = wave(&batch, rest);
-                rest = later;
-                let messages = now.into_iter().map(|place| {
-                    let outgoing = &batch[place];
-                    // Without a group nothing is ordered, and the beginning of the id is as good as all of it.
-                    let alone = || cut(&outgoing.id, AMQP_NAME_BYTES_MAX);
-                    let group = outgoing.group.as_deref().unwrap_or_else(alone);
-                    (To::Queue { group }, self.properties(outgoing), Arc::clone(&outgoing.text))
-                });
-                self.publisher.publish(messages.collect()).await.map_err(failed)?;
-            }
-            Ok(answers)
-        }
-        .boxed()
+        one_by_one(batch, |outgoing| outgoing.group.clone(), |outgoing| self.publish_one(outgoing)).boxed()
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

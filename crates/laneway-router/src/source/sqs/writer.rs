@@ -2,20 +2,19 @@
 //!
 //! `laneway send --to` and the bridge hand it batches. SQS takes ten messages per call, and may take some of a call and not others; if the first of a group failed and
 //! the second was taken, their order would be lost. So a call carries at most one message of a group, and the next one of that group goes when the
-//! first has been taken. Groups do not wait for each other's answers, only for the round that they are in.
+//! first has been taken.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
 use aws_sdk_sqs::types::{MessageAttributeValue, QueueAttributeName};
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use futures_util::{FutureExt, StreamExt};
 
 use super::calls::{CALL_BYTES_MAX, Calls, Letter, Sent, TOGETHER, text_attribute, unique_id};
 use super::{SqsSettings, is_fifo};
-use crate::source::SourceError;
-use crate::source::sink::{Outgoing, Published, Sink, SinkError};
+use crate::source::sink::{Outgoing, Published, Sink, SinkError, in_order};
 
 /// Calls under way at a time.
 const AT_ONCE: usize = 8;
@@ -44,49 +43,37 @@ impl fmt::Debug for SqsSink {
 impl SqsSink {
     pub(super) async fn open(name: Arc<str>, settings: &SqsSettings) -> Result<Self, SinkError> {
         let calls = Calls::new(settings).await;
-        let attributes = calls.attributes(&settings.url).await.map_err(sink_error)?;
+        let attributes = calls.attributes(&settings.url).await?;
         let bytes_max = attributes.get(&QueueAttributeName::MaximumMessageSize);
         let bytes_max = bytes_max.and_then(|bytes| bytes.parse().ok()).unwrap_or(CALL_BYTES_MAX);
         Ok(SqsSink { name, calls, url: settings.url.clone(), fifo: is_fifo(&attributes), bytes_max })
     }
 
     async fn publish_in_order(&self, batch: Vec<Outgoing>) -> Result<Vec<Published>, SinkError> {
-        let mut answers: Vec<Option<Published>> = Vec::with_capacity(batch.len());
-        let mut waiting: Vec<(usize, Letter)> = Vec::new();
-        for (place, outgoing) in batch.into_iter().enumerate() {
+        let (mut letters, mut refused) = (Vec::with_capacity(batch.len()), Vec::new());
+        for outgoing in batch {
             match self.letter(outgoing) {
                 Ok(letter) => {
-                    waiting.push((place, letter));
-                    answers.push(None);
+                    letters.push((letter.group.clone(), letter));
+                    refused.push(None);
                 }
-                Err(reason) => answers.push(Some(Published::Refused { reason })),
+                Err(reason) => refused.push(Some(Published::Refused { reason })),
             }
         }
-        while !waiting.is_empty() {
-            let (round, later) = first_of_each_group(waiting);
-            waiting = later;
-            for (place, published) in self.publish_round(round).await? {
-                answers[place] = Some(published);
-            }
-        }
-        Ok(answers.into_iter().map(|answer| answer.expect("every letter was sent")).collect())
+        let mut sent = in_order(letters, AT_ONCE, fits, |call| self.send(call)).await?.into_iter();
+        let answers = refused.into_iter().map(|refused| refused.or_else(|| sent.next()));
+        Ok(answers.map(|answer| answer.expect("every letter was sent")).collect())
     }
 
-    /// Sends letters of different groups.
-    async fn publish_round(&self, round: Vec<(usize, Letter)>) -> Result<Vec<(usize, Published)>, SinkError> {
-        let calls = in_calls(round).into_iter().map(|(places, letters)| async move {
-            let sent = self.calls.send(&self.url, &letters).await.map_err(sink_error)?;
-            let answers = sent.into_iter().map(|sent| match sent {
-                Sent::Taken { sequence } => Ok(Published::Accepted { sequence, duplicate: false }),
-                Sent::Refused(reason) => Ok(Published::Refused { reason }),
-                Sent::Failed(reason) => Err(SinkError::Unavailable(format!("{}: {reason}", self.url))),
-            });
-            let answers: Result<Vec<_>, _> = answers.collect();
-            Ok::<_, SinkError>(places.into_iter().zip(answers?).collect::<Vec<_>>())
+    /// Sends letters of different groups, as many as a call takes.
+    async fn send(&self, letters: Vec<Letter>) -> Result<Vec<Published>, SinkError> {
+        let sent = self.calls.send(&self.url, &letters).await?;
+        let answers = sent.into_iter().map(|sent| match sent {
+            Sent::Taken { sequence } => Ok(Published::Accepted { sequence, duplicate: false }),
+            Sent::Refused(reason) => Ok(Published::Refused { reason }),
+            Sent::Failed(reason) => Err(SinkError::Unavailable(format!("{}: {reason}", self.url))),
         });
-        let calls: Vec<_> = calls.collect();
-        let answers: Vec<_> = futures_util::stream::iter(calls).buffer_unordered(AT_ONCE).collect().await;
-        Ok(answers.into_iter().collect::<Result<Vec<_>, _>>()?.concat())
+        answers.collect()
     }
 
     fn letter(&self, outgoing: Outgoing) -> Result<Letter, String> {
@@ -126,31 +113,22 @@ impl Sink for SqsSink {
     }
 }
 
-/// Letters with their places in the batch.
-type Placed = Vec<(usize, Letter)>;
-
-/// The first letter of each group, and the others, both in order. Letters without a group wait for nobody.
-fn first_of_each_group(letters: Placed) -> (Placed, Placed) {
-    let mut seen: HashSet<String> = HashSet::new();
-    letters.into_iter().partition(|(_, letter)| letter.group.clone().is_none_or(|group| seen.insert(group)))
+/// Whether a call takes one letter more.
+fn fits(letters: &[Letter], next: &Letter) -> bool {
+    let bytes: usize = letters.iter().map(Letter::bytes).sum();
+    letters.len() < TOGETHER && bytes + next.bytes() <= CALL_BYTES_MAX
 }
 
-/// As many letters per call as it takes.
+/// As many letters per call as it takes, with their places.
 pub(super) fn in_calls(letters: Vec<(usize, Letter)>) -> Vec<(Vec<usize>, Vec<Letter>)> {
     let mut calls: Vec<(Vec<usize>, Vec<Letter>)> = Vec::new();
-    let mut bytes = 0;
     for (place, letter) in letters {
-        let fits = bytes + letter.bytes() <= CALL_BYTES_MAX;
-        bytes = if fits { bytes + letter.bytes() } else { letter.bytes() };
-        match calls.last_mut().filter(|(places, _)| fits && places.len() < TOGETHER) {
+        match calls.last_mut().filter(|(_, letters)| fits(letters, &letter)) {
             Some((places, letters)) => {
                 places.push(place);
                 letters.push(letter);
             }
-            None => {
-                bytes = letter.bytes();
-                calls.push((vec![place], vec![letter]));
-            }
+            None => calls.push((vec![place], vec![letter])),
         }
     }
     calls
@@ -176,38 +154,19 @@ fn attributes(
     named.take(ATTRIBUTES_MAX).map(|(name, value)| (name.clone(), text_attribute(value))).collect()
 }
 
-fn sink_error(error: SourceError) -> SinkError {
-    match error {
-        SourceError::Unavailable(text) => SinkError::Unavailable(text),
-        SourceError::Broken(text) => SinkError::Broken(text),
-        SourceError::Closed => SinkError::Unavailable(SourceError::Closed.to_string()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn letter(group: &str, bytes: usize) -> Letter {
-        let group = (!group.is_empty()).then(|| group.to_owned());
-        Letter { text: "x".repeat(bytes), group, deduplication_id: None, attributes: HashMap::new() }
-    }
-
-    fn places(letters: &[(usize, Letter)]) -> Vec<usize> {
-        letters.iter().map(|(place, _)| *place).collect()
-    }
-
     #[test]
-    fn a_call_has_one_of_a_group_and_ten_in_all() {
-        let groups = ["a", "b", "a", "", "", "b", "a"];
-        let letters = groups.iter().enumerate().map(|(place, group)| (place, letter(group, 1))).collect();
-        let (round, later) = first_of_each_group(letters);
-        assert_eq!((places(&round), places(&later)), (vec![0, 1, 3, 4], vec![2, 5, 6]));
-        let calls = in_calls((0..25).map(|place| (place, letter("", 1))).collect());
-        assert_eq!(calls.iter().map(|(places, _)| places.len()).collect::<Vec<_>>(), [10, 10, 5]);
-        let large = CALL_BYTES_MAX / 2 - 10;
-        let calls = in_calls((0..3).map(|place| (place, letter("", large))).collect());
-        assert_eq!(calls.iter().map(|(places, _)| places.len()).collect::<Vec<_>>(), [2, 1]);
+    fn a_call_takes_ten_letters_and_no_more_bytes_than_it_may() {
+        let letters = |count: usize, bytes: usize| {
+            let text = "x".repeat(bytes);
+            vec![Letter { text, group: None, deduplication_id: None, attributes: HashMap::new() }; count]
+        };
+        let (small, half) = (letters(10, 1), letters(2, CALL_BYTES_MAX / 2));
+        assert!(fits(&small[1..], &small[0]) && !fits(&small, &small[0]));
+        assert!(fits(&half[1..], &half[0]) && !fits(&half, &small[0]));
     }
 
     #[test]
