@@ -265,7 +265,8 @@ mod tests {
 
     #[test]
     fn the_timers_of_a_burst_that_was_deferred_leave_no_memory_either() {
-        let (mut lanes, mut turn, mut random) = (Lanes::<u64, u64>::new(false), Turn::new(), Rng::with_seed(1));
+        let (mut lanes, mut turn, mut random) =
+            (Lanes::<u64, u64>::new(false), Turn::new(), Rng::with_seed(1));
         (0..10_000).for_each(|key| lanes.admit(item(key, 0, &mut random)));
         while lanes.claim(0, 1, 0, &mut turn, None) {
             turn.ending = Ending::Defer { until: turn.fingerprint, attempts: 1, was_begun: true, note: None };

@@ -63,11 +63,7 @@ impl Heat {
 impl<K, M> Lanes<K, M> {
     /// Whether a stream may begin. Not beside lanes of another tier: in a stream there are none.
     pub(crate) fn may_stream(&self) -> bool {
-        self.streaming == 0
-            && !self.paused
-            && self.pace.is_none()
-            && !self.evicts()
-            && self.is_ordinary()
+        self.streaming == 0 && !self.paused && self.pace.is_none() && !self.evicts() && self.is_ordinary()
     }
 
     /// Whether all lanes that are ready are of the normal tier.
