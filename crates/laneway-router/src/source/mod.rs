@@ -30,6 +30,8 @@ pub mod embedded;
 pub mod postgres;
 
 pub mod broker;
+#[cfg(any(feature = "kafka", feature = "nats", feature = "rabbitmq", feature = "sqs"))]
+mod lines;
 pub mod shelf;
 pub mod sink;
 

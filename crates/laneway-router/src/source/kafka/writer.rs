@@ -17,7 +17,8 @@ use rdkafka::util::Timeout;
 
 use super::partition::{Named, Record};
 use super::{KafkaSettings, refusals, trouble};
-use crate::source::sink::{Outgoing, Published, Sink, SinkError, one_by_one};
+use crate::source::lines::one_by_one;
+use crate::source::sink::{Outgoing, Published, Sink, SinkError};
 use crate::source::{Disposal, SourceError, cut};
 
 /// How long a record may wait for a place in front of the producer, which holds 100,000.

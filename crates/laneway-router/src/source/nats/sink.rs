@@ -13,7 +13,8 @@ use futures_util::future::BoxFuture;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::{Failure, GROUP, Refusals, Settings, number_of, partition_of};
-use crate::source::sink::{Outgoing, Published, Sink, SinkError, one_by_one};
+use crate::source::lines::one_by_one;
+use crate::source::sink::{Outgoing, Published, Sink, SinkError};
 
 /// Streams to publish to, one for each partition.
 pub(super) struct NatsSink {

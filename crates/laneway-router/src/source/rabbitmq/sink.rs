@@ -15,7 +15,8 @@ use super::{AMQP_NAME_BYTES_MAX, Settings};
 use crate::message::MESSAGE_BYTES_MAX;
 use crate::source::broker::Role;
 use crate::source::cut;
-use crate::source::sink::{Outgoing, Published, Sink, SinkError, one_by_one};
+use crate::source::lines::one_by_one;
+use crate::source::sink::{Outgoing, Published, Sink, SinkError};
 
 /// A queue, or the partitions of one, to publish to.
 pub struct RabbitSink {

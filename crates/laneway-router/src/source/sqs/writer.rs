@@ -14,7 +14,8 @@ use futures_util::future::BoxFuture;
 
 use super::calls::{CALL_BYTES_MAX, Calls, Letter, Sent, TOGETHER, text_attribute, unique_id};
 use super::{SqsSettings, is_fifo};
-use crate::source::sink::{Outgoing, Published, Sink, SinkError, in_order};
+use crate::source::lines::in_order;
+use crate::source::sink::{Outgoing, Published, Sink, SinkError};
 
 /// Calls under way at a time.
 const AT_ONCE: usize = 8;
