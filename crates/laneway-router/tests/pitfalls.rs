@@ -1,12 +1,12 @@
 //! What broke in the later life of the system of document 004, line by line: `pitfall_004_NN` is line NN of the list that this project keeps.
 //!
-//! Most lines are seeded random [simulations](simulate): plans of messages, verdicts, delays, copies, lost leases and answers, and changes of
+//! Most lines are seeded random [simulations](simulate), many of them behind a case that aims at the line: plans of messages, verdicts, delays, copies, lost leases and answers, and changes of
 //! pools, in virtual time, with the contract checked at every call and at the end. A failure prints its seed; `LANEWAY_SEED=n` runs that one
 //! alone, `LANEWAY_SEEDS=n` runs so many of each. The plan is the same for the same seed; how tasks interleave within one instant is tokio's
 //! choice. `on_threads` runs in real time on several threads, where intake, attempts and changes really meet.
 //!
-//! Lines about a broker that is not built yet (NATS, a shared Postgres) are tested at the source trait, with the embedded queue and the faults
-//! of `rig/`: what the router must do right is the same. The promises of a source itself have their lines in `source/conformance.rs`.
+//! Lines about a broker (NATS, a shared Postgres) are tested here at the source trait, with the embedded queue and the faults of `rig/`: what the router must do right is the same. What the brokers
+//! themselves do is in the tests beside this file, and the promises of a source have their lines in `source/conformance.rs`.
 
 mod rig;
 
@@ -394,6 +394,7 @@ async fn pitfall_004_08_a_failure_before_the_next_message_comes_still_holds_it()
     rig.publish("a", 1).await;
     rig.drained().await;
     assert_eq!(rig.log.begun("a"), [(0, 1), (0, 2), (1, 1), (1, 2)]);
+    simulate(8, Weather { fails: 60, ..Weather::default() }).await;
 }
 
 /// A refusal for lack of room goes for the rest of the group.
@@ -457,6 +458,7 @@ async fn pitfall_004_13_what_a_stopped_pool_gave_back_is_taken_again() {
     let other = rig.store.queue("orders").unwrap();
     let claimed = other.claim(Wants { most: 10, wait: MINUTE, lease: MINUTE }).await.unwrap();
     assert_eq!(claimed.len(), 2);
+    simulate(13, Weather { changes: 80, copies: 20, ..Weather::default() }).await;
 }
 
 /// A source that has failed for long is asked again, less often, and healthy as soon as it answers.
@@ -473,6 +475,7 @@ async fn pitfall_004_14_a_failing_source_is_asked_ever_less_often_and_recovers()
     rig.publish("a", 1).await;
     rig.drained().await;
     rig.verify(&[("a", 1)]);
+    simulate(14, Weather { claims: 40, ..Weather::default() }).await;
 }
 
 /// Waiting for room is no stall: hours later the router is healthy, has lost no lease and has repeated nothing.
@@ -509,6 +512,7 @@ async fn pitfall_004_16_a_change_of_all_pools_does_not_stop_the_sources() {
     }
     rig.drained().await;
     rig.verify(&[("a", 40), ("b", 40)]);
+    simulate(16, Weather { claims: 10, changes: 90, ..Weather::default() }).await;
 }
 
 /// One slow pool does not hold up the queue that it shares with others.
@@ -606,7 +610,7 @@ async fn pitfall_004_17_a_pool_that_refuses_messages_without_a_group_refuses_its
 
 /// Nor does one that asks for patience block its pool: groups that wait for it go back and come again, and keep their order.
 #[tokio::test(start_paused = true)]
-async fn pitfall_17_what_waits_for_its_target_makes_room_for_others() {
+async fn pitfall_004_17_what_waits_for_its_target_makes_room_for_others() {
     let weather =
         Weather { waits: 30, patience: 100, fails: 10, changes: 10, tight: true, ..Weather::default() };
     simulate(17, weather).await;
@@ -683,6 +687,7 @@ async fn pitfall_004_21_a_copy_that_comes_before_the_settlement_is_durable_is_sw
     rig.drained().await;
     rig.verify(&[("a", 3), ("b", 1)]);
     assert_eq!(rig.router.sources().await[0].ledger.swallowed_copies, 3);
+    simulate(21, Weather { settles: 30, copies: 30, ..Weather::default() }).await;
 }
 
 /// Slow work keeps its lease, however long it takes, and nobody else gets it.
@@ -744,6 +749,7 @@ async fn pitfall_004_24_deferrals_never_lose_a_message() {
     rig.drained().await;
     rig.verify(&[("a", 4), ("b", 4)]);
     assert!(rig.dead().await.is_empty());
+    simulate(24, Weather { waits: 60, tight: true, ..Weather::default() }).await;
 }
 
 /// One claim at a time per source.
@@ -775,6 +781,7 @@ async fn pitfall_004_27_two_copies_in_one_claim_are_one_message() {
     rig.read();
     rig.drained().await;
     rig.verify(&[("a", 2)]);
+    simulate(27, Weather { copies: 90, ..Weather::default() }).await;
 }
 
 /// What is done is remembered until the source knows, however long that takes: renewed, and settled with the receipt that is good then.
@@ -787,6 +794,7 @@ async fn pitfall_004_28_what_is_done_is_remembered_until_the_source_knows() {
     rig.read();
     rig.drained().await;
     rig.verify(&[("a", 3)]);
+    simulate(28, Weather { settles: 40, extends: 30, ..Weather::default() }).await;
 }
 
 /// Any success is a success. The table of the HTTP mediator has its own tests; here: it is settled, and never tried again.

@@ -40,20 +40,26 @@ struct Load {
 const KEYS_EACH: u64 = 40;
 
 impl Load {
+    /// Comes back when each of them has submitted something: what is to be changed under load must not be over before there is any.
     fn start(engine: &Engine<u64, u64>, producers: u64) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
+        let (begun, begins) = mpsc::channel();
         let produce = |producer: u64| {
-            let (handle, stop) = (engine.handle(), stop.clone());
+            let (handle, stop, begun) = (engine.handle(), stop.clone(), begun.clone());
             thread::spawn(move || {
                 let mut rounds = 0;
                 while !stop.load(Relaxed) {
                     send(&handle, (0..KEYS_EACH).map(|key| (producer * KEYS_EACH + key, rounds)));
                     rounds += 1;
+                    if rounds == 1 {
+                        begun.send(()).unwrap();
+                    }
                 }
                 rounds
             })
         };
-        let producers = (0..producers).map(produce).collect();
+        let producers: Vec<_> = (0..producers).map(produce).collect();
+        producers.iter().for_each(|_| begins.recv_timeout(DEADLINE).expect("every producer begins"));
         Load { stop, producers }
     }
 
