@@ -395,10 +395,11 @@ where
         producer.held.is_none() || self.shared().closed.load(SeqCst) || producer.tried_at != self.room()
     }
 
-    /// What a producer that waits for room looks at.
+    /// What a producer that waits for room looks at. What ends where a dispatcher was removed in the middle of it makes room in the engine, too.
     fn room(&self) -> (u64, u64) {
         let layout = self.shared().layout.load();
-        (layout.epoch, layout.dispatchers.iter().map(|dispatcher| dispatcher.released()).sum())
+        let dispatchers = layout.dispatchers.iter().chain(&layout.retired);
+        (layout.epoch, dispatchers.map(|dispatcher| dispatcher.released()).sum())
     }
 
     fn next_event(&self) -> Option<u64> {
